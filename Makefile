@@ -1,0 +1,51 @@
+# The front door. Every target gets the packages it needs first (scripts/setup.sh).
+
+PREFIX       ?= /usr/local
+FUZZ_SECONDS ?= 300
+LCA_WERROR   ?= OFF
+LENGTHS      ?= 1024,2048,4096,8192,16384,32768,65536
+LCA          := build/release/bin/lca
+
+configure = cmake --preset $(1) -DLCA_WERROR=$(LCA_WERROR) >build/configure.log || { cat build/configure.log; exit 1; }
+
+.PHONY: help build test demo bench format lint fuzz install clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build the library and the program: build/release/bin/lca
+	@scripts/setup.sh build
+	@mkdir -p build
+	@$(call configure,release)
+	@cmake --build --preset release
+
+test: ## everything: tests, sanitizers, fuzzing, installation, other processors
+	@scripts/setup.sh build test
+	@LCA_WERROR=$(LCA_WERROR) scripts/test.py
+
+demo: build ## LCA against dense attention on this machine, with a plot
+	@$(LCA) demo --out build/demo.svg
+
+bench: build ## the table of docs/performance.md (LENGTHS=…)
+	@$(LCA) bench attention --backend cpu --shape deepseek-v2-lite --lengths $(LENGTHS) --threads 2
+
+format: ## format every source in place
+	@scripts/setup.sh lint
+	@scripts/format.sh
+
+lint: ## check format and clang-tidy; slow
+	@scripts/setup.sh lint
+	@mkdir -p build
+	@$(call configure,release)
+	@scripts/lint.sh
+
+fuzz: ## fuzz each target for FUZZ_SECONDS=300
+	@scripts/setup.sh build test
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) LCA_WERROR=$(LCA_WERROR) scripts/test.py fuzz
+
+install: build ## install library, headers and program below PREFIX=/usr/local
+	@cmake --install build/release --prefix "$(PREFIX)"
+
+clean: ## remove everything that was built
+	@rm -rf build

@@ -1,0 +1,56 @@
+#include "interrupt.h"
+
+#include <lca/error.h>
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+
+namespace lca::cli {
+namespace {
+
+std::atomic<int> shields{0};
+std::atomic<int> pending{0};
+std::atomic<bool> line_open{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+/// A single call into a kernel may take a minute, and nothing outside a shield needs tidying up:
+/// leaving right here is both safe and what the person at the keyboard expects.
+void handle(int signal) {
+  pending = signal;
+  if (shields > 0) return;
+  if (line_open) {
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, "\n", 1);
+  }
+  ::_exit(128 + signal);
+}
+
+void handle_with(int signal, void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaction(signal, &action, nullptr);
+}
+
+}  // namespace
+
+void interrupt_install() {
+  handle_with(SIGINT, handle);
+  handle_with(SIGTERM, handle);
+  handle_with(SIGPIPE, SIG_IGN);
+}
+
+void interrupt_check() {
+  if (pending != 0) throw Error(ErrorKind::cancelled, "interrupted");
+}
+
+int interrupt_exit_code() { return 128 + (pending != 0 ? pending.load() : SIGINT); }
+
+void interrupt_line_open(bool open) { line_open = open; }
+
+InterruptShield::InterruptShield() { ++shields; }
+InterruptShield::~InterruptShield() { --shields; }
+
+}  // namespace lca::cli

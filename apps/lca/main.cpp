@@ -1,0 +1,177 @@
+/// The command line: reads the arguments, runs one command, and turns whatever happens into one
+/// line and an exit code (2 bad input, 1 failure while running, 130 after Ctrl-C).
+
+#include "arguments.h"
+#include "command.h"
+#include "core/text.h"
+#include "interrupt.h"
+#include "terminal.h"
+
+#include <lca/error.h>
+#include <lca/version.h>
+
+#include <fmt/format.h>
+
+#include <unistd.h>
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+namespace lca::cli {
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kBadInput = 2;
+
+int fail(int code, std::string_view message) {
+  const std::string line = fmt::format("lca: error: {}\n", text_printable(message, 2000));
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  return code;
+}
+
+struct Program {
+  CLI::App app{"Long-context attention on a condensed KV cache (Latent-Condensed Attention).",
+               "lca"};
+  CommonFlags common;
+  CommonFlags op_common;
+  CommonFlags bench_common;
+  std::vector<Command> commands;
+
+  Program() {
+    const auto formatter = std::make_shared<CLI::Formatter>();
+    formatter->label("SUBCOMMAND", "COMMAND");
+    formatter->column_width(34);
+    app.formatter(formatter);
+    app.set_help_flag("--help", "");
+    common.add(app);
+    app.require_subcommand(1);
+    app.footer(
+        "Examples:\n"
+        "  lca demo                                             LCA beside dense attention\n"
+        "  lca plan --shape deepseek-v2-lite --length 128K      how much memory a context takes\n"
+        "  lca bench attention --lengths 4K,16K                 time both on this machine\n"
+        "Every command explains itself: lca COMMAND --help");
+
+    CLI::App* op = app.add_subcommand("op", "Run one operator on tensors from a file");
+    op_common.add(*op);
+    op->require_subcommand(1);
+    op->footer(
+        "Examples:\n"
+        "  lca op attention in.safetensors out.safetensors\n"
+        "  lca op attention in.safetensors out.safetensors --backend reference\n"
+        "More: lca op attention --help");
+    commands.push_back(op_attention_command(*op));
+
+    CLI::App* bench = app.add_subcommand("bench", "Measure speed and memory on this machine");
+    bench_common.add(*bench);
+    bench->require_subcommand(1);
+    bench->footer(
+        "Examples:\n"
+        "  lca bench attention --shape deepseek-v2-lite --lengths 1K,4K,16K\n"
+        "  lca bench attention --shape qwen-7b --lengths 16K --json\n"
+        "More: lca bench attention --help");
+    commands.push_back(bench_attention_command(*bench));
+
+    commands.push_back(plan_command(app));
+    commands.push_back(demo_command(app));
+    for (CLI::App* parent : {&app, op, bench}) {
+      for (CLI::App* sub : parent->get_subcommands([](CLI::App*) { return true; })) {
+        sub->group("Commands");
+      }
+    }
+  }
+};
+
+/// The command the arguments got to, as one would type it.
+std::string command_path(const CLI::App& app) {
+  std::string path = app.get_name();
+  for (const CLI::App* sub : app.get_subcommands()) path += " " + command_path(*sub);
+  return path;
+}
+
+std::string subcommand_names(const CLI::App& app) {
+  const CLI::App* deepest = &app;
+  while (!deepest->get_subcommands().empty()) deepest = deepest->get_subcommands().front();
+  std::string names;
+  for (const CLI::App* sub : deepest->get_subcommands([](const CLI::App*) { return true; })) {
+    names += (names.empty() ? "" : ", ") + sub->get_name();
+  }
+  return names;
+}
+
+/// What the parser found wrong, in our words and with what to do.
+std::string parse_message(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string path = command_path(app);
+  const std::string names = subcommand_names(app);
+  std::string what = error.what();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    const std::vector<std::string> extras = app.remaining(true);
+    const std::string first = extras.empty() ? "" : text_printable(extras.front());
+    if (!first.empty() && first.front() == '-') {
+      what = fmt::format("unknown flag {}", first);
+    } else if (!names.empty()) {
+      what = fmt::format("unknown command \"{}\"; there are {}", first, names);
+    } else {
+      what = fmt::format("unexpected argument \"{}\"", first);
+    }
+  } else if (!names.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    const bool extra = !app.remaining(true).empty();
+    what = extra ? fmt::format("unknown command or flag \"{}\"; commands are {}",
+                               text_printable(app.remaining(true).front()), names)
+                 : fmt::format("a command is missing; there are {}", names);
+  }
+  return fmt::format("{}; see {} --help", what, path);
+}
+
+int run(int argc, char** argv) {
+  Program program;
+  CLI::App& app = program.app;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForVersion& call) {
+    print(fmt::format("{}\n", call.what()));
+    return 0;
+  } catch (const CLI::Success&) {
+    print(app.help());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return fail(kBadInput, parse_message(app, error));
+  }
+  for (const Command& command : program.commands) {
+    if (command.app->parsed()) command.run();
+  }
+  interrupt_check();
+  return 0;
+}
+
+int run_guarded(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const OutputClosed&) {
+    return 0;  // the reader has seen all it wanted
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::cancelled) return interrupt_exit_code();
+    return fail(error.kind() == ErrorKind::bad_input ? kBadInput : kFailure, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(kFailure, "out of memory; try a shorter context, or free some memory");
+  } catch (const std::exception& error) {
+    return fail(kFailure, fmt::format("unexpected: {}", error.what()));
+  } catch (...) {
+    return fail(kFailure, "unexpected failure");
+  }
+}
+
+}  // namespace
+}  // namespace lca::cli
+
+int main(int argc, char** argv) {
+  lca::cli::interrupt_install();
+  try {
+    return lca::cli::run_guarded(argc, argv);
+  } catch (...) {
+    return 1;  // not even the message could be made: no memory at all
+  }
+}

@@ -1,0 +1,38 @@
+#pragma once
+/// Times of one attention method on made-up inputs.
+
+#include "workload.h"
+
+#include <lca/method.h>
+
+#include <optional>
+#include <vector>
+
+namespace lca::cli {
+
+/// Operations a method must do to be attention at all: 2·(d_n+d_r+d_v) for each head and each pair
+/// of a query and something it sees. Rebuilding keys and values, and masked pairs, cost time only.
+double useful_operations(const LayerSpec& spec, std::int64_t length);
+
+/// How often to repeat what takes `seconds`: often enough to find the best, once where it is long.
+int repetitions(double seconds);
+
+struct Prefill {
+  double seconds = 0;  ///< best of several: take, condense, rebuild keys and values, attend
+  Cache cache;         ///< of the last one
+};
+
+/// Prefills an empty cache with the whole workload; outputs go to `out` [L,H,d_v].
+Prefill prefill_measure(Context& context, const LayerSpec& spec, const Workload& workload,
+                        float* out);
+
+/// Seconds to take a whole prompt into an empty cache and condense it, without attending.
+double take_measure(Context& context, const LayerSpec& spec, const Workload& workload);
+
+/// Seconds of one decode step: the median of several that follow `cache`. `out` holds [H,d_v].
+double decode_measure(Context& context, const Workload& workload, Cache& cache, float* out);
+
+/// oneDNN's float32 product of 2048³ on `threads` threads, in GFLOP/s: the best of a few.
+double gemm_gflops_measure(int threads);
+
+}  // namespace lca::cli

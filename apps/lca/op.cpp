@@ -1,0 +1,292 @@
+/// `lca op attention`: one attention layer on tensors from a file.
+
+#include "arguments.h"
+#include "attention/layout.h"
+#include "attention/reference/reference.h"
+#include "command.h"
+#include "core/bf16.h"
+#include "core/error.h"
+#include "formats/op_file.h"
+#include "interrupt.h"
+#include "terminal.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+namespace lca::cli {
+namespace {
+
+constexpr const char* kExamples =
+    "IN holds q_nope, q_rope, c, k_rope, w_uk, w_uv (MLA) or q, k, v (GQA), and its settings as "
+    "JSON\n"
+    "under the metadata key \"lca\"; flags override them. OUT gets out, lse and the "
+    "representatives.\n"
+    "\n"
+    "Examples:\n"
+    "  lca op attention in.safetensors out.safetensors\n"
+    "  lca op attention in.safetensors truth.safetensors --backend reference\n"
+    "  lca op attention in.safetensors out.safetensors --preset training-free --group 8 --threads "
+    "2";
+
+enum class Backend { reference, cpu, cuda };
+
+struct Flags {
+  CommonFlags common;
+  KnobFlags knobs;
+  TextFlag backend, prefill;
+  std::string in, out;
+};
+
+/// A sequence of its own: a batch entry, or one of the documents packed into the only entry.
+struct Sequence {
+  std::int64_t entry = 0;
+  Range tokens;             // positions in the entry
+  std::int64_t groups = 0;  // where its representatives start in the entry
+};
+
+std::vector<Sequence> sequences(const OpInput& input) {
+  std::vector<Sequence> list;
+  if (input.documents.empty()) {
+    for (std::int64_t b = 0; b < input.batch; ++b) list.push_back({b, {0, input.length}, 0});
+    return list;
+  }
+  const Layout layout(input.spec.settings);
+  std::int64_t groups = 0;
+  for (std::size_t d = 0; d + 1 < input.documents.size(); ++d) {
+    const Range tokens{input.documents[d], input.documents[d + 1]};
+    list.push_back({0, tokens, groups});
+    groups += layout.groups(tokens.size());
+  }
+  return list;
+}
+
+ConstTensor slice(const ConstTensor& tensor, std::int64_t first, std::int64_t count) {
+  return tensor.empty() ? tensor : tensor.slice(first, count);
+}
+
+Queries queries_of(const OpInput& input, const Sequence& sequence, Range part) {
+  const Queries all = input.queries(sequence.entry);
+  const std::int64_t first = sequence.tokens.begin + part.begin;
+  return {slice(all.nope, first, part.size()), slice(all.rope, first, part.size())};
+}
+
+Entries entries_of(const OpInput& input, const Sequence& sequence, Range part) {
+  const Entries all = input.entries(sequence.entry);
+  const std::int64_t first = sequence.tokens.begin + part.begin;
+  return {slice(all.semantic, first, part.size()), slice(all.positional, first, part.size())};
+}
+
+/// Where results of a sequence go.
+struct Place {
+  float *out, *lse, *semantic, *positional, *bias;
+
+  Place(OpOutput& output, const Sequence& sequence, std::int64_t token = 0) {
+    const AttentionShape& shape = output.shape;
+    const std::int64_t row = sequence.entry * output.length + sequence.tokens.begin + token;
+    const std::int64_t group = (sequence.entry * output.groups + sequence.groups) * shape.kv_heads;
+    out = output.out.data() + row * shape.heads * shape.d_value;
+    lse = output.lse.data() + row * shape.heads;
+    semantic = output.rep_semantic.data() + group * shape.d_semantic();
+    positional = output.rep_positional.data() + group * shape.d_positional();
+    bias = output.rep_bias.data() + group;
+  }
+};
+
+void run_reference(const OpInput& input, OpOutput& output, Progress& progress) {
+  const auto narrow = [](const std::vector<double>& from, float* to) {
+    std::ranges::transform(from, to, [](double value) { return static_cast<float>(value); });
+  };
+  const std::int64_t chunks =
+      std::accumulate(input.prefill.begin(), input.prefill.end(), std::int64_t{0});
+  for (const Sequence& sequence : sequences(input)) {
+    const Range all{0, sequence.tokens.size()};
+    progress.step("reference", static_cast<double>(all.size()));
+    const reference::Result result = reference::attention(
+        input.spec, input.weights(), queries_of(input, sequence, all),
+        entries_of(input, sequence, all), input.prefill.empty() ? all.size() : chunks);
+    const Place place(output, sequence);
+    narrow(result.out, place.out);
+    narrow(result.lse, place.lse);
+    narrow(result.rep_semantic, place.semantic);
+    narrow(result.rep_positional, place.positional);
+    narrow(result.rep_bias, place.bias);
+  }
+}
+
+/// The fast path: one cache a sequence, all sequences in one call.
+class CpuRun {
+ public:
+  CpuRun(const OpInput& input, OpOutput& output, Progress& progress, int threads)
+      : input_(input),
+        output_(output),
+        progress_(progress),
+        context_(threads),
+        method_(method_for(input.spec.settings.method)),
+        sequences_(sequences(input)) {
+    for (std::size_t i = 0; i < sequences_.size(); ++i) caches_.emplace_back(input.spec);
+  }
+
+  void run() {
+    if (!input_.documents.empty()) {
+      forward_documents();
+    } else {
+      const std::int64_t prompt = prefill();
+      for (std::int64_t t = prompt; t < input_.length; ++t) forward({t, t + 1}, "decode");
+    }
+    for (std::size_t i = 0; i < caches_.size(); ++i) copy_representatives(i);
+  }
+
+ private:
+  Run run_of(std::size_t i, Range part) {
+    const Sequence& sequence = sequences_[i];
+    const Place place(output_, sequence, part.begin);
+    return {&caches_[i], queries_of(input_, sequence, part), entries_of(input_, sequence, part),
+            place.out, place.lse};
+  }
+
+  std::vector<Run> runs_of(Range part) {
+    std::vector<Run> runs;
+    for (std::size_t i = 0; i < sequences_.size(); ++i) runs.push_back(run_of(i, part));
+    return runs;
+  }
+
+  void forward(Range part, const char* label) {
+    interrupt_check();
+    progress_.step(label, static_cast<double>(part.size() * input_.batch));
+    method_.forward(context_, input_.weights(), runs_of(part));
+  }
+
+  void forward_documents() {
+    std::vector<Run> runs;
+    for (std::size_t i = 0; i < sequences_.size(); ++i) {
+      runs.push_back(run_of(i, {0, sequences_[i].tokens.size()}));
+    }
+    progress_.step("documents", static_cast<double>(input_.length));
+    method_.forward(context_, input_.weights(), runs);
+  }
+
+  /// Feeds the prompt's chunks and returns its length.
+  std::int64_t prefill() {
+    const Settings& settings = input_.spec.settings;
+    const bool whole = settings.method == MethodKind::lca && settings.summary == Summary::prompt;
+    std::int64_t position = 0;
+    for (std::size_t i = 0; i < input_.prefill.size(); ++i) {
+      const Range part{position, position + input_.prefill[i]};
+      position = part.end;
+      if (!whole) {
+        forward(part, "prefill");
+        continue;
+      }
+      interrupt_check();
+      const bool last = i + 1 == input_.prefill.size();
+      method_.take(context_, input_.weights(), runs_of(part), last);
+    }
+    if (!whole) return position;
+    // Only now are the queries known that score the groups, so only now can any query attend.
+    progress_.step("prefill", static_cast<double>(position * input_.batch));
+    const std::vector<std::int64_t> first(caches_.size(), 0);
+    method_.attend(context_, input_.weights(), runs_of({0, position}), first);
+    for (Cache& cache : caches_) method_.release(cache);
+    return position;
+  }
+
+  void copy_representatives(std::size_t i) {
+    const Cache& cache = caches_[i];
+    const Place place(output_, sequences_[i]);
+    const Entries rows = cache.representatives();
+    widen(rows.semantic, cache.groups(), place.semantic);
+    widen(rows.positional, cache.groups(), place.positional);
+    const std::int64_t kv_heads = input_.spec.shape.kv_heads;
+    for (std::int64_t j = 0; j < cache.groups(); ++j) {
+      for (std::int64_t kv = 0; kv < kv_heads; ++kv) {
+        place.bias[j * kv_heads + kv] = cache.bias(j, kv);
+      }
+    }
+  }
+
+  static void widen(const ConstTensor& from, std::int64_t rows, float* to) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < from.shape[1]; ++j) {
+        const void* row = from.row(i, j);
+        for (std::int64_t k = 0; k < from.shape[2]; ++k) {
+          *to++ = from.dtype == DType::f32 ? static_cast<const float*>(row)[k]
+                                           : bf16_to_f32(static_cast<const bf16_bits*>(row)[k]);
+        }
+      }
+    }
+  }
+
+  const OpInput& input_;
+  OpOutput& output_;
+  Progress& progress_;
+  Context context_;
+  const Method& method_;
+  std::vector<Sequence> sequences_;
+  std::vector<Cache> caches_;
+};
+
+std::vector<SettingOverride> overrides_of(const Flags& flags) {
+  std::vector<SettingOverride> overrides = flags.knobs.overrides();
+  if (flags.prefill.given()) {
+    const std::vector<std::int64_t> chunks =
+        counts_parse("--prefill", flags.prefill.text, 1, kLongestLength);
+    overrides.push_back({"prefill", fmt::format("{}", fmt::join(chunks, ","))});
+  }
+  return overrides;
+}
+
+/// Finds out that OUT cannot be written before the work rather than after it, and leaves no trace:
+/// the work may be interrupted at any time.
+void check_writable(const std::string& path) {
+  const InterruptShield shield;
+  const FileWriter probe(path);
+}
+
+void run(const Flags& flags) {
+  static constexpr std::string_view kBackends[] = {"reference", "cpu", "cuda"};
+  const auto backend =
+      static_cast<Backend>(choice_parse("--backend", flags.backend.text, kBackends));
+  if (backend == Backend::cuda) {
+    fail_input("this build has no CUDA; use --backend cpu or --backend reference");
+  }
+  const int threads = flags.common.threads();
+  const OpInput input = OpInput::read(flags.in, overrides_of(flags));
+  check_writable(flags.out);
+  interrupt_check();
+
+  OpOutput output(input);
+  {
+    Progress progress(static_cast<double>(input.batch * input.length));
+    if (backend == Backend::reference) {
+      run_reference(input, output, progress);
+    } else {
+      CpuRun(input, output, progress, threads).run();
+    }
+  }
+  const InterruptShield shield;
+  interrupt_check();
+  FileWriter writer(flags.out);
+  op_output_write(writer, output);
+}
+
+}  // namespace
+
+Command op_attention_command(CLI::App& parent) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* app = parent.add_subcommand("attention", "Prefill and decode of one attention layer");
+  app->footer(kExamples);
+  app->add_option("IN", flags->in, "safetensors file to read")->required()->type_name("FILE");
+  app->add_option("OUT", flags->out, "safetensors file to write")->required()->type_name("FILE");
+  flags->backend.add(*app, "--backend", "reference|cpu|cuda", "which implementation", "cpu");
+  flags->prefill.add(*app, "--prefill", "N,N,...",
+                     "chunk sizes of the prompt; the rest is decoded");
+  flags->common.add(*app);
+  flags->knobs.add(*app, KnobFlags::MethodFlag::yes);
+  return {app, [flags] { run(*flags); }};
+}
+
+}  // namespace lca::cli

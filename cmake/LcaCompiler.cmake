@@ -1,0 +1,50 @@
+# Compiler settings: flags for the whole build, and lca_compile(target) for our own targets.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Kind of build" FORCE)
+endif()
+
+if(NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(LCA_CCACHE ccache)
+  mark_as_advanced(LCA_CCACHE)
+  if(LCA_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${LCA_CCACHE})
+  endif()
+endif()
+
+if(LCA_SANITIZE)
+  set(lca_sanitize ${LCA_SANITIZE})
+elseif(LCA_FUZZ)
+  set(lca_sanitize address,undefined)
+endif()
+if(lca_sanitize)
+  add_compile_options(-fsanitize=${lca_sanitize} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${lca_sanitize})
+  add_compile_definitions(_GLIBCXX_ASSERTIONS)
+endif()
+if(LCA_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "LCA_FUZZ needs clang++: use the preset 'fuzz' or -DCMAKE_CXX_COMPILER=clang++")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
+# Warnings, and the two freedoms the compiler may take with floating point. Nothing that changes a
+# result (no -ffast-math), nothing that ties the binary to this machine (no -march).
+function(lca_compile target)
+  target_compile_options(${target} PRIVATE
+    -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
+    -fno-math-errno -fno-trapping-math
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>
+    $<$<BOOL:${LCA_WERROR}>:-Werror>)
+  target_link_options(${target} PRIVATE -Wl,--as-needed)
+  get_target_property(type ${target} TYPE)
+  if(lca_sanitize AND type STREQUAL "EXECUTABLE")
+    target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/sanitizers/defaults.cpp)
+  endif()
+endfunction()

@@ -1,0 +1,104 @@
+#pragma once
+/// The condensed cache of one attention layer and one sequence (spec §7).
+
+#include <lca/settings.h>
+#include <lca/shape.h>
+#include <lca/tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace lca {
+
+/// All that is fixed about one attention layer of one model.
+struct LayerSpec {
+  AttentionShape shape;
+  Settings settings;
+  DType dtype = DType::f32;  ///< what the cache stores
+  double scale = 0;          ///< softmax scale; 0 means shape.default_scale()
+
+  /// Throws Error where shape, settings or scale are out of range.
+  void validate() const;
+  double softmax_scale() const { return scale > 0 ? scale : shape.default_scale(); }
+  bool operator==(const LayerSpec&) const = default;
+};
+
+/// The law of size of spec §7: bytes a cache of `length` tokens holds, to the byte.
+std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length);
+
+/// What a run of tokens leaves in the cache. RoPE and the latent norm are already applied.
+struct Entries {
+  ConstTensor semantic;    ///< MLA: c [L,1,d_c]; GQA: v [L,KV,d_v]
+  ConstTensor positional;  ///< MLA: k_rope [L,1,d_r]; GQA: k [L,KV,d]
+};
+
+/// What a run of tokens asks. RoPE is already applied.
+struct Queries {
+  ConstTensor nope;  ///< MLA: q_nope [L,H,d_n]; GQA: empty
+  ConstTensor rope;  ///< MLA: q_rope [L,H,d_r]; GQA: q [L,H,d]
+};
+
+/// Receives the exact entries of a group at the moment it is condensed, for methods that recall
+/// groups later. Rows are in the cache's dtype.
+class Archive {
+ public:
+  virtual ~Archive() = default;
+  /// `entries` holds the g tokens of group `group`, whose first position is `position`.
+  virtual void store(std::int64_t group, std::int64_t position, const Entries& entries) = 0;
+};
+
+/// One layer's memory of one sequence: representatives, sink, window, and the recent queries that
+/// will score the next group. A method decides what enters and what leaves.
+class Cache {
+ public:
+  explicit Cache(const LayerSpec& spec);
+  ~Cache();
+  Cache(Cache&&) noexcept;
+  Cache& operator=(Cache&&) noexcept;
+
+  const LayerSpec& spec() const;
+  /// Tokens seen so far, n.
+  std::int64_t length() const;
+  /// Representatives held, m.
+  std::int64_t groups() const;
+  /// Bytes of representatives and exact tokens: the law of spec §7 once a run is complete.
+  std::size_t bytes() const;
+  /// Everything else it holds: recent queries and spare capacity.
+  std::size_t workspace_bytes() const;
+
+  /// An independent copy.
+  Cache clone() const;
+  /// The shortest prefix `truncate` accepts now.
+  std::int64_t truncate_floor() const;
+  /// Forgets everything after the first `length` tokens. Throws Error in `prompt` mode and where
+  /// tokens of the prefix's window are condensed already.
+  void truncate(std::int64_t length);
+
+  /// Writes a self-describing byte stream with version and checksum.
+  std::vector<std::byte> save() const;
+  /// Reads what `save` wrote; throws Error on anything else.
+  static Cache load(std::span<const std::byte> bytes);
+
+  /// Hands every group that is condensed from now on to `archive` as well (null: to nobody). The
+  /// archive must outlive the cache or be replaced; copies and loaded caches start without one.
+  void set_archive(Archive* archive);
+
+  /// Representatives, as views: semantic [m,KV,d_semantic], positional [m,KV,d_positional].
+  Entries representatives() const;
+  /// The logit bias of representative j for KV head `kv`: 0, log g or b_j.
+  float bias(std::int64_t j, std::int64_t kv) const;
+
+  struct State;
+  State& state() { return *state_; }
+  const State& state() const { return *state_; }
+
+ private:
+  explicit Cache(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lca

@@ -1,0 +1,11 @@
+#pragma once
+/// Everything public.
+
+#include <lca/cache.h>
+#include <lca/context.h>
+#include <lca/error.h>
+#include <lca/method.h>
+#include <lca/settings.h>
+#include <lca/shape.h>
+#include <lca/tensor.h>
+#include <lca/version.h>

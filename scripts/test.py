@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Builds and tests the project under each preset that has something to say, and sums it up.
+
+    scripts/test.py [PRESET…]      (no argument: release asan tsan fuzz)
+
+release   every test, and the checks that are scripts
+asan      every test under the address and undefined-behaviour sanitizers
+tsan      the suites named Threads* under the thread sanitizer
+fuzz      every fuzz target for FUZZ_SECONDS (20) from its committed corpus
+
+The last line reads "N passed, N failed, N skipped"; the exit code is 0 if nothing failed.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PRESETS = ["release", "asan", "tsan", "fuzz"]
+
+
+def say(text):
+    print(f"== {text}", flush=True)
+
+
+def run(command, **kwargs):
+    return subprocess.run([str(part) for part in command], cwd=ROOT, check=False, **kwargs)
+
+
+def missing_tool(preset):
+    """Why a preset cannot run here, or None."""
+    if preset != "fuzz":
+        return None
+    if not shutil.which("clang++"):
+        return "clang++ not found"
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder, "probe.cpp")
+        source.write_text('extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) '
+                          "{ return 0; }\n")
+        probe = run(["clang++", "-fsanitize=fuzzer,address,undefined", source,
+                     "-o", source.with_suffix("")], capture_output=True)
+    return None if probe.returncode == 0 else "clang++ has no libFuzzer"
+
+
+def build(preset):
+    """Configures and builds; True if both went well."""
+    configure = run(["cmake", "--preset", preset,
+                     f"-DLCA_WERROR={os.environ.get('LCA_WERROR') or 'OFF'}"],
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if configure.returncode != 0:
+        print(configure.stdout)
+        return False
+    quiet = [] if sys.stdout.isatty() else ["--", "--quiet"]
+    return run(["cmake", "--build", "--preset", preset, *quiet]).returncode == 0
+
+
+def address_space_prefix(preset):
+    """The thread sanitizer of older compilers cannot live with much address randomisation."""
+    try:
+        bits = int(pathlib.Path("/proc/sys/vm/mmap_rnd_bits").read_text())
+    except (OSError, ValueError):
+        return []
+    fixed = ["setarch", "-R"]
+    if preset == "tsan" and bits > 28 and shutil.which("setarch"):
+        if run([*fixed, "true"], capture_output=True).returncode == 0:
+            return fixed
+    return []
+
+
+def test(preset):
+    """Runs the preset's tests; returns how many passed, failed and were skipped."""
+    report = ROOT / "build" / preset / "junit.xml"
+    report.unlink(missing_ok=True)
+    ctest = run([*address_space_prefix(preset), "ctest", "--preset", preset,
+                 "--output-junit", report])
+    try:
+        cases = ElementTree.parse(report).getroot().findall("testcase")
+    except (OSError, ElementTree.ParseError):
+        cases = []
+    failed = sum(case.get("status") == "fail" for case in cases)
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    for case in skipped:
+        why = re.search(r"(?:SKIPPED: |: Skipped\n)(.+)", case.findtext("system-out") or "")
+        print(f"SKIPPED: {case.get('name')}" + (f": {why[1]}" if why else ""))
+    if ctest.returncode != 0 and failed == 0:
+        failed = 1  # no tests, or a program that could not list its tests
+    passed = sum(case.get("status") == "run" for case in cases)
+    return passed, failed, len(skipped)
+
+
+def main(presets):
+    unknown = [name for name in presets if name not in PRESETS]
+    if unknown:
+        sys.exit(f"test: unknown preset {unknown[0]}; there are {', '.join(PRESETS)}")
+    totals = [0, 0, 0]
+    table = []
+    for preset in presets:
+        start = time.monotonic()
+        why = missing_tool(preset)
+        if why:
+            print(f"SKIPPED: {preset}: {why}", flush=True)
+            counts, note = (0, 0, 1), f"skipped: {why}"
+        else:
+            say(f"{preset}: build")
+            built = build(preset)
+            minutes = (time.monotonic() - start) / 60
+            if built:
+                say(f"{preset}: test (built in {minutes:.1f} min)")
+            counts = test(preset) if built else (0, 1, 0)
+            note = "" if built else "did not build"
+        minutes = (time.monotonic() - start) / 60
+        table.append(f"{preset:<8} {counts[0]:>5} passed {counts[1]:>4} failed {counts[2]:>4} skipped"
+                     f" {minutes:6.1f} min  {note}".rstrip())
+        totals = [total + count for total, count in zip(totals, counts)]
+    say("summary")
+    print("\n".join(table))
+    print("{} passed, {} failed, {} skipped".format(*totals), flush=True)
+    return 1 if totals[1] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or PRESETS))

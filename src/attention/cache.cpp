@@ -1,0 +1,264 @@
+#include <lca/cache.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/cache_state.h"
+#include "core/bf16.h"
+#include "core/error.h"
+
+namespace lca {
+
+namespace {
+
+void convert_row(const ConstTensor& from, std::int64_t i, DType to_dtype, std::byte* to) {
+  const std::int64_t heads = from.shape[1];
+  const std::int64_t width = from.shape[2];
+  const std::size_t bytes = static_cast<std::size_t>(width) * dtype_bytes(to_dtype);
+  for (std::int64_t head = 0; head < heads; ++head, to += bytes) {
+    const void* row = from.row(i, head);
+    if (from.dtype == to_dtype) {
+      std::memcpy(to, row, bytes);
+    } else if (to_dtype == DType::f32) {
+      auto* out = reinterpret_cast<float*>(to);
+      for (std::int64_t k = 0; k < width; ++k) {
+        out[k] = bf16_to_f32(static_cast<const bf16_bits*>(row)[k]);
+      }
+    } else {
+      auto* out = reinterpret_cast<bf16_bits*>(to);
+      for (std::int64_t k = 0; k < width; ++k) {
+        out[k] = bf16_from_f32(static_cast<const float*>(row)[k]);
+      }
+    }
+  }
+}
+
+std::int64_t row_bytes(const LayerSpec& spec, std::int64_t width) {
+  return spec.shape.kv_heads * width * static_cast<std::int64_t>(dtype_bytes(spec.dtype));
+}
+
+EntryRows entry_rows(const LayerSpec& spec) {
+  return {RowBuffer(row_bytes(spec, spec.shape.d_semantic())),
+          RowBuffer(row_bytes(spec, spec.shape.d_positional()))};
+}
+
+EntryRows clone_rows(const EntryRows& rows) {
+  return {rows.semantic.clone(), rows.positional.clone()};
+}
+
+bool stores_bias(const LayerSpec& spec) {
+  return spec.settings.method == MethodKind::lca && spec.settings.mass == Mass::score;
+}
+
+}  // namespace
+
+void LayerSpec::validate() const {
+  shape.validate();
+  settings.validate();
+  if (!std::isfinite(scale) || scale < 0) {
+    fail_input("scale is {}; it takes a finite number above 0", scale);
+  }
+  if (dtype != DType::f32 && dtype != DType::bf16) fail_input("a cache stores f32 or bf16");
+}
+
+std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length) {
+  const Layout layout(spec.settings);
+  const auto entry =
+      static_cast<std::size_t>(spec.shape.entry_values()) * dtype_bytes(spec.dtype);
+  const auto groups = static_cast<std::size_t>(layout.groups(length));
+  const auto exact = static_cast<std::size_t>(length - layout.dropped(length));
+  const std::size_t bias =
+      stores_bias(spec) ? sizeof(float) * static_cast<std::size_t>(spec.shape.kv_heads) : 0;
+  return groups * (entry + bias) + exact * entry;
+}
+
+Cache::State::State(const LayerSpec& layer)
+    : spec(layer),
+      layout(layer.settings),
+      groups(entry_rows(layer)),
+      bias(layer.shape.kv_heads * static_cast<std::int64_t>(sizeof(float))),
+      sink(entry_rows(layer)),
+      window(entry_rows(layer)),
+      queries(layer.shape.heads * layer.shape.d_score() *
+              static_cast<std::int64_t>(sizeof(float))) {}
+
+Entries Cache::State::view(const EntryRows& rows, std::int64_t first, std::int64_t count) const {
+  const AttentionShape& shape = spec.shape;
+  return {ConstTensor(rows.semantic.row(first), spec.dtype,
+                      {count, shape.kv_heads, shape.d_semantic()}),
+          ConstTensor(rows.positional.row(first), spec.dtype,
+                      {count, shape.kv_heads, shape.d_positional()})};
+}
+
+std::optional<Entries> Cache::State::rows_at(std::int64_t first, std::int64_t count) const {
+  if (first + count <= sink.rows()) return view(sink, first, count);
+  if (first >= sink.rows()) return view(window, first - sink.rows(), count);
+  return std::nullopt;
+}
+
+void Cache::State::append(ThreadPool& pool, const Entries& entries) {
+  const std::int64_t count = entries.semantic.shape[0];
+  const std::int64_t to_sink = std::clamp<std::int64_t>(layout.sink - length, 0, count);
+  const auto fill = [&](RowBuffer& rows, const ConstTensor& from, std::int64_t first) {
+    const std::int64_t some = from.shape[0] - first;
+    if (some <= 0) return;
+    std::byte* to = rows.grow(some);
+    constexpr std::int64_t kPiece = 512;
+    pool.run((some + kPiece - 1) / kPiece, [&](std::int64_t piece, int) {
+      const std::int64_t end = std::min(some, (piece + 1) * kPiece);
+      for (std::int64_t i = piece * kPiece; i < end; ++i) {
+        convert_row(from, first + i, spec.dtype, to + i * rows.row_bytes());
+      }
+    });
+  };
+  if (to_sink > 0) {
+    fill(sink.semantic, entries.semantic.slice(0, to_sink), 0);
+    fill(sink.positional, entries.positional.slice(0, to_sink), 0);
+  }
+  fill(window.semantic, entries.semantic, to_sink);
+  fill(window.positional, entries.positional, to_sink);
+  length += count;
+}
+
+void Cache::State::append_queries(const Queries& run) {
+  const AttentionShape& shape = spec.shape;
+  const std::int64_t count = run.rope.shape[0];
+  const std::int64_t some = std::min(count, queries_kept());
+  if (queries.rows() + some > queries_kept()) {
+    queries.drop_front(queries.rows() + some - queries_kept());
+  }
+  std::byte* to = queries.grow(some);
+  const auto nope_bytes = static_cast<std::size_t>(shape.d_nope) * sizeof(float);
+  const auto rope_bytes = static_cast<std::size_t>(shape.d_rope) * sizeof(float);
+  const auto head_of = [&](const ConstTensor& q, std::int64_t head) {
+    ConstTensor one = q;
+    one.data = q.row(0, head);
+    one.shape[1] = 1;
+    return one;
+  };
+  for (std::int64_t i = count - some; i < count; ++i) {
+    for (std::int64_t head = 0; head < shape.heads; ++head) {
+      if (shape.d_nope > 0) convert_row(head_of(run.nope, head), i, DType::f32, to);
+      to += nope_bytes;
+      convert_row(head_of(run.rope, head), i, DType::f32, to);
+      to += rope_bytes;
+    }
+  }
+}
+
+void Cache::State::add_groups(std::int64_t count) {
+  groups.semantic.grow(count);
+  groups.positional.grow(count);
+  if (stores_bias(spec)) bias.grow(count);
+}
+
+void Cache::State::drop(std::int64_t total) {
+  const std::int64_t more = total - dropped;
+  if (more <= 0) return;
+  window.semantic.drop_front(more);
+  window.positional.drop_front(more);
+  window.semantic.shrink();
+  window.positional.shrink();
+  dropped = total;
+}
+
+Cache::Cache(const LayerSpec& spec) {
+  spec.validate();
+  state_ = std::make_unique<State>(spec);
+}
+Cache::Cache(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Cache::~Cache() = default;
+Cache::Cache(Cache&&) noexcept = default;
+Cache& Cache::operator=(Cache&&) noexcept = default;
+
+const LayerSpec& Cache::spec() const { return state_->spec; }
+std::int64_t Cache::length() const { return state_->length; }
+std::int64_t Cache::groups() const { return state_->groups.rows(); }
+void Cache::set_archive(Archive* archive) { state_->archive = archive; }
+
+std::size_t Cache::bytes() const {
+  const State& s = *state_;
+  return s.groups.bytes() + s.bias.bytes() + s.sink.bytes() + s.window.bytes();
+}
+
+std::size_t Cache::workspace_bytes() const {
+  const State& s = *state_;
+  return s.groups.capacity_bytes() + s.bias.capacity_bytes() + s.sink.capacity_bytes() +
+         s.window.capacity_bytes() + s.queries.capacity_bytes() - bytes();
+}
+
+Cache Cache::clone() const {
+  auto copy = std::make_unique<State>(state_->spec);
+  copy->length = state_->length;
+  copy->prompt_open = state_->prompt_open;
+  copy->dropped = state_->dropped;
+  copy->groups = clone_rows(state_->groups);
+  copy->bias = state_->bias.clone();
+  copy->sink = clone_rows(state_->sink);
+  copy->window = clone_rows(state_->window);
+  copy->queries = state_->queries.clone();
+  return Cache(std::move(copy));
+}
+
+std::int64_t Cache::truncate_floor() const {
+  const State& s = *state_;
+  if (s.spec.settings.method == MethodKind::lca && s.spec.settings.summary == Summary::prompt) {
+    return s.length;
+  }
+  return s.layout.shortest_prefix(s.layout.dropped(s.length));
+}
+
+void Cache::truncate(std::int64_t length) {
+  State& s = *state_;
+  if (length < 0 || length > s.length) {
+    fail_input("cannot cut a cache of {} tokens to {}", s.length, length);
+  }
+  if (length == s.length) return;
+  if (!s.settled()) fail_input("cannot cut a cache in the middle of a run: release it first");
+  if (s.spec.settings.method == MethodKind::lca && s.spec.settings.summary == Summary::prompt) {
+    fail_input(
+        "cannot cut a cache of {} tokens to {}: in summary mode `prompt` earlier groups were scored "
+        "by later queries; use `streaming`, or read the prefix again",
+        s.length, length);
+  }
+  if (length < truncate_floor()) {
+    fail_input(
+        "cannot cut a cache of {} tokens to {}: tokens its window needs are condensed or dropped; "
+        "the shortest prefix is {}",
+        s.length, length, truncate_floor());
+  }
+  const std::int64_t from_window = std::min(s.window.rows(), s.length - length);
+  const std::int64_t from_sink = s.length - length - from_window;
+  s.window.semantic.drop_back(from_window);
+  s.window.positional.drop_back(from_window);
+  s.sink.semantic.drop_back(from_sink);
+  s.sink.positional.drop_back(from_sink);
+  s.queries.drop_back(std::min(s.queries.rows(), s.length - length));
+  s.length = length;
+}
+
+Entries Cache::representatives() const { return state_->view(state_->groups, 0, groups()); }
+
+float Cache::bias(std::int64_t j, std::int64_t kv) const {
+  switch (state_->spec.settings.mass) {
+    case Mass::none:
+      return 0;
+    case Mass::count:
+      return static_cast<float>(std::log(static_cast<double>(state_->spec.settings.group)));
+    case Mass::score:
+      return reinterpret_cast<const float*>(state_->bias.row(j))[kv];
+  }
+  return 0;
+}
+
+void cache_poison_spare(Cache& cache) {
+  Cache::State& s = cache.state();
+  for (EntryRows* rows : {&s.groups, &s.sink, &s.window}) {
+    rows->semantic.poison_spare();
+    rows->positional.poison_spare();
+  }
+  s.bias.poison_spare();
+  s.queries.poison_spare();
+}
+
+}  // namespace lca

@@ -1,0 +1,70 @@
+#pragma once
+/// What a Cache holds, for the methods and kernels that fill and read it.
+
+#include <lca/cache.h>
+
+#include <optional>
+
+#include "attention/layout.h"
+#include "attention/row_buffer.h"
+#include "core/threads.h"
+
+namespace lca {
+
+/// Pairs of rows, semantic and positional, that grow and shrink together.
+struct EntryRows {
+  RowBuffer semantic;    ///< [row][KV][d_semantic]
+  RowBuffer positional;  ///< [row][KV][d_positional]
+
+  std::int64_t rows() const { return semantic.rows(); }
+  std::size_t bytes() const { return semantic.bytes() + positional.bytes(); }
+  std::size_t capacity_bytes() const {
+    return semantic.capacity_bytes() + positional.capacity_bytes();
+  }
+};
+
+/// Rows are numbered as the cache holds them: the sink first, then the window. Row u is position u
+/// in the sink, and position u + dropped after it.
+struct Cache::State {
+  explicit State(const LayerSpec& layer);
+
+  LayerSpec spec;
+  Layout layout;
+  std::int64_t length = 0;      ///< n, tokens taken
+  bool prompt_open = false;     ///< `prompt` mode: more of the prompt is to come
+  std::int64_t dropped = 0;     ///< positions after the sink that are gone
+  EntryRows groups;             ///< representatives
+  RowBuffer bias;               ///< [m][KV] float32, with mass `score` only
+  EntryRows sink;
+  EntryRows window;
+  RowBuffer queries;  ///< the last queries, [row][H][d_n + d_r] float32; empty but for method lca
+  Archive* archive = nullptr;
+
+  std::int64_t rows() const { return sink.rows() + window.rows(); }
+  /// Rows [first, first + count) as one piece, or nothing where it spans sink and window.
+  std::optional<Entries> rows_at(std::int64_t first, std::int64_t count) const;
+  /// Rows of one kind: `count` rows from row `first` of `rows`.
+  Entries view(const EntryRows& rows, std::int64_t first, std::int64_t count) const;
+  /// Appends the tokens' entries, converting them to the cache's dtype.
+  void append(ThreadPool& pool, const Entries& entries);
+  /// Appends the queries of the last tokens and forgets those that no group will need.
+  void append_queries(const Queries& queries);
+  /// Makes room for `count` more representatives; they count from now on.
+  void add_groups(std::int64_t count);
+  /// Forgets window rows until `total` positions after the sink are gone.
+  void drop(std::int64_t total);
+
+  /// Queries that may still be needed: those of the next group, and g − 1 more so that the cache
+  /// can be truncated to any length it still holds the window of.
+  std::int64_t queries_kept() const { return layout.summary_queries + layout.group - 1; }
+  /// Whether the last run is complete: taken, attended and released.
+  bool settled() const { return !prompt_open && dropped == layout.dropped(length); }
+};
+
+/// Fills spare capacity with NaN, so that a test sees who reads it.
+void cache_poison_spare(Cache& cache);
+
+/// Rewrites the checksum at the end of a saved stream, so that a fuzzer gets past it.
+void cache_seal(std::vector<std::byte>& stream);
+
+}  // namespace lca

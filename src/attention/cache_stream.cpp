@@ -1,0 +1,154 @@
+// Cache::save and Cache::load. A stream is: magic, version, the layer's fixed facts, the length,
+// the number of recent queries, the rows, and a checksum of all that. Everything else follows from
+// the length by the index law, so a stream cannot contradict itself.
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <lca/cache.h>
+
+#include <algorithm>
+#include <array>
+
+#include "attention/cache_state.h"
+#include "core/bytes.h"
+#include "core/error.h"
+
+namespace lca {
+
+namespace {
+
+constexpr std::array<char, 8> kMagic{'L', 'C', 'A', 'C', 'A', 'C', 'H', 'E'};
+constexpr std::uint32_t kVersion = 1;
+constexpr std::int64_t kLongest = std::int64_t{1} << 40;
+
+std::uint64_t checksum(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+void put_spec(ByteWriter& to, const LayerSpec& spec) {
+  const AttentionShape& shape = spec.shape;
+  to.put(static_cast<std::uint8_t>(shape.form));
+  to.put(static_cast<std::uint8_t>(spec.dtype));
+  for (const std::int64_t width : {shape.heads, shape.kv_heads, shape.d_nope, shape.d_rope,
+                                   shape.d_latent, shape.d_value}) {
+    to.put(width);
+  }
+  to.put(spec.scale);
+  for (const SettingField& field : setting_fields()) to.put(field.get(spec.settings));
+}
+
+LayerSpec get_spec(ByteReader& from) {
+  LayerSpec spec;
+  const auto form = from.get<std::uint8_t>();
+  const auto dtype = from.get<std::uint8_t>();
+  if (form > 1 || dtype > 1) fail_input("the cache stream has an unknown form or dtype");
+  spec.shape.form = static_cast<Form>(form);
+  spec.dtype = static_cast<DType>(dtype);
+  for (std::int64_t* width : {&spec.shape.heads, &spec.shape.kv_heads, &spec.shape.d_nope,
+                              &spec.shape.d_rope, &spec.shape.d_latent, &spec.shape.d_value}) {
+    *width = from.get<std::int64_t>();
+  }
+  spec.scale = from.get<double>();
+  for (const SettingField& field : setting_fields()) {
+    const auto value = from.get<std::int64_t>();
+    const auto choices = static_cast<std::int64_t>(field.choices.size());
+    if (!field.is_integer && (value < 0 || value >= choices)) {
+      fail_input("the cache stream has an unknown value of `{}`", field.name);
+    }
+    field.set(spec.settings, value);
+  }
+  spec.validate();
+  return spec;
+}
+
+void put_rows(ByteWriter& to, const RowBuffer& rows) {
+  if (rows.rows() > 0) to.put_bytes({rows.row(0), rows.bytes()});
+}
+
+void get_rows(ByteReader& from, std::int64_t count, RowBuffer& rows) {
+  if (count == 0) return;
+  // Compared before memory is taken: a stream may claim any length.
+  if (rows.row_bytes() > 0 &&
+      static_cast<std::uint64_t>(count) > from.left() / static_cast<std::uint64_t>(rows.row_bytes())) {
+    fail_input("the cache stream is truncated");
+  }
+  const auto bytes = from.get_bytes(static_cast<std::size_t>(count * rows.row_bytes()));
+  std::memcpy(rows.grow(count), bytes.data(), bytes.size());
+}
+
+void get_entries(ByteReader& from, std::int64_t count, EntryRows& rows) {
+  get_rows(from, count, rows.semantic);
+  get_rows(from, count, rows.positional);
+}
+
+}  // namespace
+
+std::vector<std::byte> Cache::save() const {
+  const State& s = *state_;
+  if (!s.settled()) fail_input("cannot save a cache in the middle of a run: release it first");
+  ByteWriter to;
+  to.reserve(bytes() + s.queries.bytes() + 512);
+  to.put(kMagic);
+  to.put(kVersion);
+  put_spec(to, s.spec);
+  to.put(s.length);
+  to.put(s.queries.rows());
+  for (const EntryRows* rows : {&s.groups, &s.sink, &s.window}) {
+    put_rows(to, rows->semantic);
+    put_rows(to, rows->positional);
+  }
+  put_rows(to, s.bias);
+  put_rows(to, s.queries);
+  to.put(checksum(to.bytes()));
+  return to.take();
+}
+
+Cache Cache::load(std::span<const std::byte> bytes) {
+  constexpr const char* kWhat = "the cache stream";
+  ByteReader head(bytes, kWhat);
+  if (head.get<std::array<char, 8>>() != kMagic) fail_input("these bytes are not a saved cache");
+  const auto version = head.get<std::uint32_t>();
+  if (version != kVersion) {
+    fail_input("the cache stream has version {}; this program reads version {}", version, kVersion);
+  }
+  if (head.left() < sizeof(std::uint64_t)) fail_input("the cache stream is truncated");
+  const auto body = bytes.first(bytes.size() - sizeof(std::uint64_t));
+  if (ByteReader(bytes.subspan(body.size()), kWhat).get<std::uint64_t>() != checksum(body)) {
+    fail_input("the cache stream is damaged: its checksum does not match");
+  }
+  ByteReader from(body.subspan(sizeof(kMagic) + sizeof(kVersion)), kWhat);
+  const LayerSpec spec = get_spec(from);
+  const auto length = from.get<std::int64_t>();
+  const auto queries = from.get<std::int64_t>();
+  if (length < 0 || length > kLongest) fail_input("the cache stream claims {} tokens", length);
+
+  auto state = std::make_unique<State>(spec);
+  const Layout& layout = state->layout;
+  const bool lca = spec.settings.method == MethodKind::lca;
+  const std::int64_t most = lca ? std::min(length, state->queries_kept()) : 0;
+  const std::int64_t least = lca ? length - std::min(length, layout.first_query_needed(length)) : 0;
+  if (queries < least || queries > most) {
+    fail_input("the cache stream holds {} recent queries; it needs {} to {}", queries, least, most);
+  }
+  state->length = length;
+  state->dropped = layout.dropped(length);
+  const std::int64_t sink = std::min(length, layout.sink);
+  const std::int64_t groups = layout.groups(length);
+  get_entries(from, groups, state->groups);
+  get_entries(from, sink, state->sink);
+  get_entries(from, length - sink - state->dropped, state->window);
+  if (lca && spec.settings.mass == Mass::score) get_rows(from, groups, state->bias);
+  get_rows(from, queries, state->queries);
+  if (from.left() != 0) fail_input("the cache stream has {} bytes too many", from.left());
+  return Cache(std::move(state));
+}
+
+void cache_seal(std::vector<std::byte>& stream) {
+  if (stream.size() < sizeof(std::uint64_t)) return;
+  const std::size_t body = stream.size() - sizeof(std::uint64_t);
+  const std::uint64_t sum = checksum({stream.data(), body});
+  std::memcpy(stream.data() + body, &sum, sizeof(sum));
+}
+
+}  // namespace lca

@@ -1,0 +1,362 @@
+// Prefill: lays out the keys and values of one KV head (MLA: rebuilds those of one head), then
+// shares tiles of queries out to the threads, the heaviest first.
+
+#include <hwy/targets.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "attention/attend.h"
+#include "attention/cache_state.h"
+#include "attention/cpu/tile.h"
+#include "attention/cpu/vector.h"
+#include "core/threads.h"
+#include "core/workspace.h"
+#include "ops/matmul.h"
+
+namespace lca {
+
+namespace {
+
+using namespace cpu;
+
+/// Rows that are laid out in one task; a multiple of the panel.
+constexpr std::int64_t kChunk = 256;
+
+/// Whether every product of this call can run on bfloat16 pairs.
+bool uses_bf16(const LayerSpec& spec, const LayerWeights& weights, std::span<const Run> runs) {
+  const bool cpu_has = bf16_kernels() != nullptr && matmul_has_bf16() &&
+                       (hwy::SupportedTargets() & HWY_AVX3) != 0;
+  if (!cpu_has || spec.dtype != DType::bf16) return false;
+  const bool mla = spec.shape.form == Form::mla;
+  if (mla && (weights.w_uk.dtype != DType::bf16 || weights.w_uv.dtype != DType::bf16)) return false;
+  return std::all_of(runs.begin(), runs.end(), [&](const Run& run) {
+    return run.queries.rope.dtype == DType::bf16 &&
+           (!mla || run.queries.nope.dtype == DType::bf16);
+  });
+}
+
+/// Packed memory of one segment (representatives or tokens) of one run.
+struct Segment {
+  std::uint32_t *nope, *rope, *values;
+  std::int64_t count;
+
+  Segment(Carver& carver, const AttentionShape& shape, std::int64_t keys, bool bf16)
+      : nope(carver.take<std::uint32_t>(packed_key_words(keys, shape.d_nope, bf16))),
+        rope(carver.take<std::uint32_t>(packed_key_words(keys, shape.d_rope, bf16))),
+        values(carver.take<std::uint32_t>(packed_value_words(keys, shape.d_value, bf16))),
+        count(keys) {}
+
+  PackedKeys packed() const { return {nope, rope, values, count}; }
+};
+
+struct RunMemory {
+  Segment groups, tokens;
+  float* bias;  ///< of one KV head
+
+  RunMemory(Carver& carver, const AttentionShape& shape, std::int64_t group_count,
+            std::int64_t row_count, bool bf16)
+      : groups(carver, shape, group_count, bf16),
+        tokens(carver, shape, row_count, bf16),
+        bias(carver.take<float>(round_up(group_count, kPanel))) {}
+};
+
+/// Memory that all runs share: weights of one head in float32 where they are not stored so, and
+/// each worker's own.
+struct SharedMemory {
+  struct Worker {
+    float* tile;
+    float* product;    ///< [max(d_n, d_v)][kChunk]
+    std::byte* rows;   ///< [kChunk][d_semantic] where sink and window meet, or widened
+  };
+  float *w_uk, *w_uv;
+  std::vector<Worker> workers;
+
+  SharedMemory(Carver& carver, const AttentionShape& shape, int threads) {
+    const std::int64_t latent = shape.form == Form::mla ? shape.d_latent : 0;
+    w_uk = carver.take<float>(shape.d_nope * latent);
+    w_uv = carver.take<float>(shape.d_value * latent);
+    for (int i = 0; i < threads; ++i) {
+      Worker worker{};
+      worker.tile =
+          carver.take<float>(tile_scratch_floats(shape.d_nope, shape.d_rope, shape.d_value));
+      worker.product = carver.take<float>(kChunk * std::max(shape.d_nope, shape.d_value));
+      worker.rows = carver.take<std::byte>(
+          kChunk * static_cast<std::int64_t>(sizeof(float)) *
+          std::max({shape.d_semantic(), shape.d_positional()}));
+      workers.push_back(worker);
+    }
+  }
+};
+
+/// A piece of laying-out work: rows [first, first + count) of a segment.
+struct ChunkTask {
+  std::size_t run;
+  bool groups;
+  std::int64_t first, count;
+};
+
+struct TileTask {
+  std::size_t run;
+  std::int64_t row, rows;
+  std::int64_t pairs;
+};
+
+class Prefill {
+ public:
+  Prefill(Context& context, const LayerWeights& weights, std::span<const Run> runs,
+          std::span<const std::int64_t> first)
+      : context_(context),
+        weights_(weights),
+        runs_(runs),
+        first_(first),
+        spec_(runs[0].cache->spec()),
+        shape_(spec_.shape),
+        bf16_(uses_bf16(spec_, weights, runs)) {
+    Carver count;
+    carve(count);
+    Carver carver(context.workspace().prepare(count.used()));
+    carve(carver);
+    plan();
+  }
+
+  void run() {
+    if (shape_.form == Form::mla) {
+      pack_all(&Prefill::pack_rope, 0);
+      for (std::int64_t head = 0; head < shape_.heads; ++head) {
+        widen_weights(head);
+        pack_all(&Prefill::rebuild, head);
+        if (head == 0) pack_bias(0);
+        attend_heads(head, 1);
+      }
+      return;
+    }
+    for (std::int64_t kv = 0; kv < shape_.kv_heads; ++kv) {
+      pack_all(&Prefill::pack_key_value, kv);
+      pack_bias(kv);
+      attend_heads(kv * shape_.heads_per_kv(), shape_.heads_per_kv());
+    }
+  }
+
+ private:
+  void carve(Carver& carver) {
+    memory_.clear();
+    for (const Run& run : runs_) {
+      const Cache::State& state = run.cache->state();
+      memory_.emplace_back(carver, shape_, state.groups.rows(), state.rows(), bf16_);
+    }
+    shared_.emplace(carver, shape_, context_.threads());
+  }
+
+  /// Lists what the queries see, chunk by chunk, and the tiles.
+  void plan() {
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      const Cache::State& state = runs_[i].cache->state();
+      const std::int64_t length = runs_[i].queries.rope.shape[0];
+      const Visible head = state.layout.visible(first_[i]);
+      const Visible tail = state.layout.visible(first_[i] + length - 1);
+      for (std::int64_t row = 0; row < tail.groups; row += kChunk) {
+        chunks_.push_back({i, true, row, std::min(kChunk, state.groups.rows() - row)});
+      }
+      const std::int64_t window = head.window.begin - state.dropped;
+      const std::int64_t rows = tail.window.end - state.dropped;
+      for (std::int64_t row = 0; row < rows; row += kChunk) {
+        if (row >= tail.sink.end && row + kChunk <= window) continue;
+        chunks_.push_back({i, false, row, std::min(kChunk, state.rows() - row)});
+      }
+      for (std::int64_t row = 0; row < length; row += kTileRows) {
+        const std::int64_t rows_here = std::min(kTileRows, length - row);
+        tiles_.push_back({i, row, rows_here,
+                          rows_here * state.layout.visible(first_[i] + row).pairs()});
+      }
+    }
+    std::stable_sort(tiles_.begin(), tiles_.end(),
+                     [](const TileTask& a, const TileTask& b) { return a.pairs > b.pairs; });
+  }
+
+  void pack_all(void (Prefill::*pack)(const ChunkTask&, int, std::int64_t), std::int64_t head) {
+    context_.pool().run(static_cast<std::int64_t>(chunks_.size()),
+                        [&](std::int64_t task, int worker) {
+                          (this->*pack)(chunks_[static_cast<std::size_t>(task)], worker, head);
+                        });
+  }
+
+  Segment& segment(const ChunkTask& chunk) {
+    return chunk.groups ? memory_[chunk.run].groups : memory_[chunk.run].tokens;
+  }
+
+  /// Rows of the chunk in one piece: where they lie, or gathered where sink and window meet.
+  ConstTensor gather(const ChunkTask& chunk, int worker, bool semantic, std::int64_t kv) {
+    const Cache::State& state = runs_[chunk.run].cache->state();
+    const auto part = [&](const Entries& entries) {
+      ConstTensor rows = semantic ? entries.semantic : entries.positional;
+      rows.data = rows.row(0, kv);
+      rows.shape[1] = 1;
+      return rows;
+    };
+    if (chunk.groups) return part(state.view(state.groups, chunk.first, chunk.count));
+    if (const auto rows = state.rows_at(chunk.first, chunk.count)) return part(*rows);
+    std::byte* to = shared_->workers[static_cast<std::size_t>(worker)].rows;
+    const std::int64_t width = semantic ? shape_.d_semantic() : shape_.d_positional();
+    const std::size_t bytes = static_cast<std::size_t>(width) * dtype_bytes(spec_.dtype);
+    for (std::int64_t i = 0; i < chunk.count; ++i) {
+      std::memcpy(to + static_cast<std::size_t>(i) * bytes,
+                  part(*state.rows_at(chunk.first + i, 1)).data, bytes);
+    }
+    return ConstTensor(to, spec_.dtype, {chunk.count, 1, width});
+  }
+
+  std::uint32_t* key_panels(std::uint32_t* keys, const ChunkTask& chunk, std::int64_t depth) const {
+    return keys + packed_key_words(chunk.first, depth, bf16_);
+  }
+
+  void pack_rope(const ChunkTask& chunk, int worker, std::int64_t kv) {
+    const ConstTensor rows = gather(chunk, worker, false, kv);
+    pack_keys(rows.data, rows.dtype, rows.stride[0], chunk.count, shape_.d_rope, bf16_,
+              key_panels(segment(chunk).rope, chunk, shape_.d_rope));
+  }
+
+  void pack_key_value(const ChunkTask& chunk, int worker, std::int64_t kv) {
+    pack_rope(chunk, worker, kv);
+    const ConstTensor rows = gather(chunk, worker, true, kv);
+    Segment& to = segment(chunk);
+    pack_values(rows.data, rows.dtype, rows.stride[0], chunk.count, shape_.d_value, bf16_,
+                chunk.first, round_up(to.count, kPanel), to.values);
+  }
+
+  /// MLA: keys W_uk·c and values W_uv·c of one head for one chunk.
+  void rebuild(const ChunkTask& chunk, int worker, std::int64_t head) {
+    const SharedMemory::Worker& mine = shared_->workers[static_cast<std::size_t>(worker)];
+    ConstTensor latents = gather(chunk, worker, true, 0);
+    if (!bf16_ && latents.dtype != DType::f32) latents = widen(latents, mine);
+    const MatrixView c{latents.data, latents.dtype, chunk.count, shape_.d_latent,
+                       latents.stride[0]};
+    Segment& to = segment(chunk);
+    matmul_nt(weight(weights_.w_uk, shared_->w_uk, head, shape_.d_nope), c, mine.product, kChunk);
+    pack_keys_transposed(mine.product, kChunk, chunk.count, shape_.d_nope, bf16_,
+                         key_panels(to.nope, chunk, shape_.d_nope));
+    matmul_nt(c, weight(weights_.w_uv, shared_->w_uv, head, shape_.d_value), mine.product,
+              shape_.d_value);
+    pack_values(mine.product, DType::f32, shape_.d_value, chunk.count, shape_.d_value, bf16_,
+                chunk.first, round_up(to.count, kPanel), to.values);
+  }
+
+  /// bfloat16 latents as float32, in the worker's memory; rows gathered there are done last first,
+  /// so that none is overwritten before it is read.
+  ConstTensor widen(const ConstTensor& rows, const SharedMemory::Worker& mine) const {
+    const std::int64_t count = rows.shape[0];
+    const std::int64_t width = rows.shape[2];
+    auto* to = reinterpret_cast<float*>(mine.rows);
+    std::vector<float> row(static_cast<std::size_t>(width));
+    for (std::int64_t i = count - 1; i >= 0; --i) {
+      vector_widen(rows.row(i), rows.dtype, width, row.data());
+      std::copy(row.begin(), row.end(), to + i * width);
+    }
+    return ConstTensor(to, DType::f32, {count, 1, width});
+  }
+
+  bool widens_weights(const ConstTensor& w) const { return !bf16_ && w.dtype != DType::f32; }
+
+  MatrixView weight(const ConstTensor& w, const float* wide, std::int64_t head,
+                    std::int64_t rows) const {
+    if (widens_weights(w)) return {wide, DType::f32, rows, shape_.d_latent, shape_.d_latent};
+    return {w.row(head), w.dtype, rows, shape_.d_latent, w.stride[1]};
+  }
+
+  void widen_weights(std::int64_t head) {
+    const auto widen_one = [&](const ConstTensor& w, float* to, std::int64_t rows) {
+      if (!widens_weights(w)) return;
+      for (std::int64_t i = 0; i < rows; ++i) {
+        vector_widen(w.row(head, i), w.dtype, shape_.d_latent, to + i * shape_.d_latent);
+      }
+    };
+    widen_one(weights_.w_uk, shared_->w_uk, shape_.d_nope);
+    widen_one(weights_.w_uv, shared_->w_uv, shape_.d_value);
+  }
+
+  bool has_bias() const {
+    return spec_.settings.method == MethodKind::lca && spec_.settings.mass != Mass::none;
+  }
+
+  void pack_bias(std::int64_t kv) {
+    if (!has_bias()) return;
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      const std::int64_t groups = runs_[i].cache->groups();
+      for (std::int64_t j = 0; j < round_up(groups, kPanel); ++j) {
+        memory_[i].bias[j] = j < groups ? runs_[i].cache->bias(j, kv) : 0.0F;
+      }
+    }
+  }
+
+  /// Query heads head … head + count − 1, which share the packed keys.
+  void attend_heads(std::int64_t head, std::int64_t count) {
+    context_.pool().run(
+        static_cast<std::int64_t>(tiles_.size()) * count, [&](std::int64_t task, int worker) {
+          attend_tile(tiles_[static_cast<std::size_t>(task / count)], head + task % count, worker);
+        });
+  }
+
+  void attend_tile(const TileTask& task, std::int64_t head, int worker) {
+    const Run& run = runs_[task.run];
+    const Cache::State& state = run.cache->state();
+    const RunMemory& memory = memory_[task.run];
+    const auto queries = [&](const ConstTensor& q) {
+      ConstTensor part = q;
+      if (!q.empty()) part.data = q.row(task.row, head);
+      return part;
+    };
+    Tile tile;
+    tile.layout = state.layout;
+    tile.scale = static_cast<float>(spec_.softmax_scale());
+    tile.bf16 = bf16_;
+    tile.d_nope = shape_.d_nope;
+    tile.d_rope = shape_.d_rope;
+    tile.d_value = shape_.d_value;
+    tile.rows = task.rows;
+    tile.first = first_[task.run] + task.row;
+    tile.q_nope = queries(run.queries.nope);
+    tile.q_rope = queries(run.queries.rope);
+    tile.groups = memory.groups.packed();
+    tile.bias = has_bias() ? memory.bias : nullptr;
+    tile.tokens = memory.tokens.packed();
+    tile.dropped = state.dropped;
+    tile.out_stride = shape_.heads * shape_.d_value;
+    tile.out = run.out + task.row * tile.out_stride + head * shape_.d_value;
+    tile.lse_stride = shape_.heads;
+    tile.lse = run.lse == nullptr ? nullptr : run.lse + task.row * shape_.heads + head;
+    tile.scratch = shared_->workers[static_cast<std::size_t>(worker)].tile;
+    tile_attend(tile);
+  }
+
+  Context& context_;
+  const LayerWeights& weights_;
+  std::span<const Run> runs_;
+  std::span<const std::int64_t> first_;
+  const LayerSpec& spec_;
+  const AttentionShape& shape_;
+  bool bf16_;
+  std::vector<RunMemory> memory_;
+  std::optional<SharedMemory> shared_;
+  std::vector<ChunkTask> chunks_;
+  std::vector<TileTask> tiles_;
+};
+
+}  // namespace
+
+void attend_tiles(Context& context, const LayerWeights& weights, std::span<const Run> runs,
+                  std::span<const std::int64_t> first) {
+  if (!runs.empty()) Prefill(context, weights, runs, first).run();
+}
+
+std::size_t attend_tiles_workspace_bytes(const LayerSpec& spec, std::int64_t rows,
+                                         std::int64_t groups, int threads) {
+  // The same carving as a call would do; float32 products where this CPU has no others.
+  const bool bf16 = spec.dtype == DType::bf16 && bf16_kernels() != nullptr;
+  Carver carver;
+  const RunMemory memory(carver, spec.shape, groups, rows, bf16);
+  const SharedMemory shared(carver, spec.shape, threads);
+  return carver.used();
+}
+
+}  // namespace lca

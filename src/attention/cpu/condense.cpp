@@ -1,0 +1,322 @@
+// Condensation, a batch of groups at a time (spec §3–§5).
+//
+// Shapes of one batch: G groups of g tokens. The summary queries of a group are averaged per head
+// (G × H × d_score), turned into score vectors against what the cache stores, and every stored
+// token is scored with one dot product per score vector.
+//   MLA, mean or sum: one vector of d_c + d_r for all heads (W_ukᵀ applied to the mean query);
+//   MLA, max: one such vector per head. GQA: one of d per KV head, or per query head for max.
+//
+// Bounds at DeepSeek-V2-Lite, n tokens, g = n_q = 16: n·H·192 values of queries read once, n·576 of
+// entries; 2·n/16·H·128·512 operations to absorb W_uk, about 1.4 % of the prefill's at 16K.
+
+#include "attention/condense.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "attention/cache_state.h"
+#include "attention/cpu/vector.h"
+#include "core/threads.h"
+#include "core/workspace.h"
+#include "ops/matmul.h"
+
+namespace lca {
+
+namespace {
+
+using cpu::vector_add_scaled;
+using cpu::vector_dot;
+using cpu::vector_max;
+using cpu::vector_store;
+using cpu::vector_widen;
+
+/// Groups in a batch: enough rows for a good matrix product, few enough to stay in the cache.
+std::int64_t batch_groups(const Settings& settings) {
+  constexpr std::int64_t kMost = 32;
+  constexpr std::int64_t kTokens = 4096;
+  return std::clamp<std::int64_t>(kTokens / settings.group, 1, kMost);
+}
+
+/// Score vectors per KV head: one where heads are summed, else one per query head.
+std::int64_t score_vectors(const LayerSpec& spec) {
+  return spec.settings.head_reduce == HeadReduce::max ? spec.shape.heads_per_kv() : 1;
+}
+
+/// One worker's scratch memory.
+struct Scratch {
+  float* mean_nope;   ///< [H][G][d_n], MLA
+  float* mean_rope;   ///< [G][H][d_rope]
+  float* semantic;    ///< [vectors][G][d_c], MLA: score vectors against latents
+  float* positional;  ///< [G][KV][vectors][d_rope]: score vectors against keys
+  float* weight;      ///< [d_n][d_c], one head of W_uk in float32
+  float* row;         ///< one pooled row
+
+  Scratch(Carver& carver, const LayerSpec& spec) {
+    const AttentionShape& shape = spec.shape;
+    const std::int64_t groups = batch_groups(spec.settings);
+    const std::int64_t vectors = score_vectors(spec);
+    mean_nope = carver.take<float>(shape.heads * groups * shape.d_nope);
+    mean_rope = carver.take<float>(groups * shape.heads * shape.d_rope);
+    semantic = carver.take<float>(vectors * groups * shape.d_latent);
+    positional = carver.take<float>(groups * shape.kv_heads * vectors * shape.d_rope);
+    weight = carver.take<float>(shape.d_nope * shape.d_latent);
+    row = carver.take<float>(std::max(shape.d_semantic(), shape.d_positional()));
+  }
+};
+
+/// One batch of groups of one run.
+class Batch {
+ public:
+  Batch(const LayerWeights& weights, const Run& run, const Scratch& scratch, std::int64_t first,
+        std::int64_t count)
+      : weights_(weights),
+        run_(run),
+        state_(run.cache->state()),
+        spec_(state_.spec),
+        shape_(spec_.shape),
+        scratch_(scratch),
+        first_(first),
+        count_(count),
+        vectors_(score_vectors(spec_)) {}
+
+  void condense(std::vector<float>& alpha) {
+    // In `prompt` mode every group of a run is scored with the same queries.
+    const bool shared = spec_.settings.summary == Summary::prompt;
+    summaries_ = shared ? 1 : count_;
+    for (std::int64_t i = 0; i < summaries_; ++i) average(i);
+    if (shape_.form == Form::mla) absorb();
+    reduce_positional();
+    alpha.resize(static_cast<std::size_t>(spec_.settings.group));
+    for (std::int64_t i = 0; i < count_; ++i) {
+      for (std::int64_t kv = 0; kv < shape_.kv_heads; ++kv) pool(i, shared ? 0 : i, kv, alpha);
+    }
+  }
+
+ private:
+  /// The mean query of group `first_ + i`, per head.
+  void average(std::int64_t i) {
+    const std::int64_t prompt =
+        spec_.settings.summary == Summary::prompt ? state_.length : std::int64_t{0};
+    const Range range = state_.layout.summary_range(first_ + i, prompt);
+    const std::int64_t d_nope = shape_.d_nope;
+    const std::int64_t d_rope = shape_.d_rope;
+    for (std::int64_t head = 0; head < shape_.heads; ++head) {
+      float* nope = scratch_.mean_nope + (head * summaries_ + i) * d_nope;
+      float* rope = scratch_.mean_rope + (i * shape_.heads + head) * d_rope;
+      std::fill_n(nope, d_nope, 0.0F);
+      std::fill_n(rope, d_rope, 0.0F);
+    }
+    // Queries of this run are in the caller's memory, earlier ones in the cache.
+    const std::int64_t run_queries = run_.queries.rope.shape[0];
+    const std::int64_t run_first = state_.length - run_queries;
+    const std::int64_t kept_first = run_first - state_.queries.rows();
+    const float share = 1.0F / static_cast<float>(range.size());
+    for (std::int64_t t = range.begin; t < range.end; ++t) {
+      const auto* kept = t < run_first ? reinterpret_cast<const float*>(
+                                             state_.queries.row(t - kept_first))
+                                       : nullptr;
+      for (std::int64_t head = 0; head < shape_.heads; ++head) {
+        float* nope = scratch_.mean_nope + (head * summaries_ + i) * d_nope;
+        float* rope = scratch_.mean_rope + (i * shape_.heads + head) * d_rope;
+        if (kept != nullptr) {
+          const float* row = kept + head * shape_.d_score();
+          vector_add_scaled(1, row, DType::f32, d_nope, nope);
+          vector_add_scaled(1, row + d_nope, DType::f32, d_rope, rope);
+        } else {
+          const Queries& q = run_.queries;
+          if (d_nope > 0) {
+            vector_add_scaled(1, q.nope.row(t - run_first, head), q.nope.dtype, d_nope, nope);
+          }
+          vector_add_scaled(1, q.rope.row(t - run_first, head), q.rope.dtype, d_rope, rope);
+        }
+      }
+    }
+    for (std::int64_t head = 0; head < shape_.heads; ++head) {
+      float* nope = scratch_.mean_nope + (head * summaries_ + i) * d_nope;
+      float* rope = scratch_.mean_rope + (i * shape_.heads + head) * d_rope;
+      for (std::int64_t k = 0; k < d_nope; ++k) nope[k] *= share;
+      for (std::int64_t k = 0; k < d_rope; ++k) rope[k] *= share;
+    }
+  }
+
+  /// MLA: W_ukᵀ of the mean queries, summed over heads or one per head.
+  void absorb() {
+    for (std::int64_t head = 0; head < shape_.heads; ++head) {
+      const ConstTensor& w = weights_.w_uk;
+      const auto* matrix = static_cast<const float*>(w.row(head));
+      std::int64_t stride = w.stride[1];
+      if (w.dtype != DType::f32) {
+        for (std::int64_t k = 0; k < shape_.d_nope; ++k) {
+          vector_widen(w.row(head, k), w.dtype, shape_.d_latent,
+                       scratch_.weight + k * shape_.d_latent);
+        }
+        matrix = scratch_.weight;
+        stride = shape_.d_latent;
+      }
+      const bool summed = vectors_ == 1;
+      matmul_nn({scratch_.mean_nope + head * summaries_ * shape_.d_nope, DType::f32, summaries_,
+                 shape_.d_nope, shape_.d_nope},
+                {matrix, DType::f32, shape_.d_nope, shape_.d_latent, stride},
+                scratch_.semantic + (summed ? 0 : head * summaries_ * shape_.d_latent),
+                shape_.d_latent, summed && head > 0);
+    }
+  }
+
+  /// The score vectors against keys: mean queries summed over the heads of a KV head, or each.
+  void reduce_positional() {
+    const std::int64_t d_rope = shape_.d_rope;
+    const std::int64_t sharing = shape_.heads_per_kv();
+    for (std::int64_t i = 0; i < summaries_; ++i) {
+      for (std::int64_t head = 0; head < shape_.heads; ++head) {
+        const std::int64_t kv = head / sharing;
+        const std::int64_t vector = vectors_ == 1 ? 0 : head % sharing;
+        float* to =
+            scratch_.positional + ((i * shape_.kv_heads + kv) * vectors_ + vector) * d_rope;
+        if (vectors_ > 1 || head % sharing == 0) std::fill_n(to, d_rope, 0.0F);
+        vector_add_scaled(1, scratch_.mean_rope + (i * shape_.heads + head) * d_rope, DType::f32,
+                          d_rope, to);
+      }
+    }
+  }
+
+  /// The reduced score of one entry.
+  float score(std::int64_t summary, std::int64_t kv, const void* semantic,
+              const void* positional) const {
+    float best = -std::numeric_limits<float>::infinity();
+    for (std::int64_t vector = 0; vector < vectors_; ++vector) {
+      const float* pos =
+          scratch_.positional +
+          ((summary * shape_.kv_heads + kv) * vectors_ + vector) * shape_.d_rope;
+      float sum = vector_dot(pos, positional, spec_.dtype, shape_.d_rope);
+      if (shape_.form == Form::mla) {
+        const float* sem =
+            scratch_.semantic + (vector * summaries_ + summary) * shape_.d_latent;
+        sum += vector_dot(sem, semantic, spec_.dtype, shape_.d_latent);
+      }
+      best = std::max(best, sum);
+    }
+    const double share = spec_.settings.head_reduce == HeadReduce::mean
+                             ? 1.0 / static_cast<double>(shape_.heads_per_kv())
+                             : 1.0;
+    return best * static_cast<float>(spec_.softmax_scale() * share);
+  }
+
+  /// Scores group `first_ + i` for one KV head and writes its representative.
+  void pool(std::int64_t i, std::int64_t summary, std::int64_t kv, std::vector<float>& alpha) {
+    const std::int64_t j = first_ + i;
+    const std::int64_t tokens = spec_.settings.group;
+    const std::int64_t row = state_.layout.group_range(j).begin - state_.dropped;
+    const Entries group = state_.view(state_.window, row - state_.sink.rows(), tokens);
+    std::int64_t best = 0;
+    for (std::int64_t k = 0; k < tokens; ++k) {
+      alpha[static_cast<std::size_t>(k)] =
+          score(summary, kv, group.semantic.row(k, kv), group.positional.row(k, kv));
+      if (alpha[static_cast<std::size_t>(k)] > alpha[static_cast<std::size_t>(best)]) best = k;
+    }
+    const float top = alpha[static_cast<std::size_t>(best)];
+    float sum = 0;
+    for (float& a : alpha) {
+      a = std::exp(a - top);
+      sum += a;
+    }
+    for (float& a : alpha) a /= sum;
+
+    auto* semantic = state_.groups.semantic.row(j) +
+                     kv * shape_.d_semantic() * static_cast<std::int64_t>(dtype_bytes(spec_.dtype));
+    auto* positional =
+        state_.groups.positional.row(j) +
+        kv * shape_.d_positional() * static_cast<std::int64_t>(dtype_bytes(spec_.dtype));
+    pool_rows(spec_.settings.semantic_pool, group.semantic, kv, best, alpha, semantic);
+    pool_rows(spec_.settings.positional_pool, group.positional, kv, best, alpha, positional);
+    if (spec_.settings.mass == Mass::score) {
+      // The score of what was stored, rounding and all: that is what later queries will see.
+      const float own = score(summary, kv, semantic, positional);
+      reinterpret_cast<float*>(state_.bias.row(j))[kv] = top + std::log(sum) - own;
+    }
+  }
+
+  void pool_rows(Pool kind, const ConstTensor& rows, std::int64_t kv, std::int64_t best,
+                 const std::vector<float>& alpha, void* to) const {
+    const std::int64_t width = rows.shape[2];
+    if (kind == Pool::select) {
+      std::memcpy(to, rows.row(best, kv),
+                  static_cast<std::size_t>(width) * dtype_bytes(rows.dtype));
+      return;
+    }
+    float* pooled = scratch_.row;
+    std::fill_n(pooled, width,
+                kind == Pool::max ? -std::numeric_limits<float>::infinity() : 0.0F);
+    const float share = 1.0F / static_cast<float>(rows.shape[0]);
+    for (std::int64_t k = 0; k < rows.shape[0]; ++k) {
+      if (kind == Pool::max) {
+        vector_max(rows.row(k, kv), rows.dtype, width, pooled);
+      } else {
+        const float weight = kind == Pool::mean ? share : alpha[static_cast<std::size_t>(k)];
+        vector_add_scaled(weight, rows.row(k, kv), rows.dtype, width, pooled);
+      }
+    }
+    vector_store(pooled, width, rows.dtype, to);
+  }
+
+  const LayerWeights& weights_;
+  const Run& run_;
+  Cache::State& state_;
+  const LayerSpec& spec_;
+  const AttentionShape& shape_;
+  const Scratch& scratch_;
+  std::int64_t first_, count_, vectors_, summaries_ = 0;
+};
+
+}  // namespace
+
+std::size_t condense_workspace_bytes(const LayerSpec& spec, int threads) {
+  Carver carver;
+  for (int worker = 0; worker < threads; ++worker) Scratch(carver, spec);
+  return carver.used();
+}
+
+void condense(Context& context, const LayerWeights& weights, std::span<const Run> runs) {
+  struct Task {
+    std::size_t run;
+    std::int64_t first, count;
+  };
+  std::vector<Task> tasks;
+  std::size_t scratch_bytes = 0;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    Cache::State& state = runs[i].cache->state();
+    const std::int64_t before = state.groups.rows();
+    const std::int64_t after = state.layout.groups(state.length);
+    if (after <= before) continue;
+    state.add_groups(after - before);
+    const std::int64_t batch = batch_groups(state.spec.settings);
+    for (std::int64_t j = before; j < after; j += batch) {
+      tasks.push_back({i, j, std::min(batch, after - j)});
+    }
+    scratch_bytes =
+        std::max(scratch_bytes, condense_workspace_bytes(state.spec, context.threads()));
+  }
+  if (tasks.empty()) return;
+  std::byte* block = context.workspace().prepare(scratch_bytes);
+  const std::size_t share = scratch_bytes / static_cast<std::size_t>(context.threads());
+  std::vector<std::vector<float>> alpha(static_cast<std::size_t>(context.threads()));
+  context.pool().run(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t task, int worker) {
+    const Task& t = tasks[static_cast<std::size_t>(task)];
+    const Run& run = runs[t.run];
+    Carver carver(block + share * static_cast<std::size_t>(worker));
+    const Scratch scratch(carver, run.cache->spec());
+    Batch(weights, run, scratch, t.first, t.count).condense(alpha[static_cast<std::size_t>(worker)]);
+  });
+  for (const Task& t : tasks) {
+    const Cache::State& state = runs[t.run].cache->state();
+    if (state.archive == nullptr) continue;
+    for (std::int64_t j = t.first; j < t.first + t.count; ++j) {
+      const Range range = state.layout.group_range(j);
+      const std::int64_t row = range.begin - state.dropped - state.sink.rows();
+      state.archive->store(j, range.begin, state.view(state.window, row, range.size()));
+    }
+  }
+}
+
+}  // namespace lca

@@ -1,0 +1,118 @@
+// Shared SIMD pieces, compiled once per instruction set. Included inside a foreach_target file.
+
+#if defined(LCA_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LCA_SIMD_INL_H_
+#undef LCA_SIMD_INL_H_
+#else
+#define LCA_SIMD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+#include <cstring>
+
+HWY_BEFORE_NAMESPACE();
+namespace lca::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Never more than 16 lanes: panels of 32 hold two vectors of the widest kind.
+using DF = hn::CappedTag<float, 16>;
+using VF = hn::Vec<DF>;
+
+HWY_INLINE std::int64_t Lanes() { return static_cast<std::int64_t>(hn::Lanes(DF())); }
+
+/// 2^x for x ≤ 0 or so; below −126.5 it is exactly 0. Relative error about 2e-7. A NaN stays one.
+HWY_INLINE VF Exp2(VF x) {
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  // The order of operands matters: x86's maximum returns the second where one is NaN.
+  const VF clamped = hn::Max(hn::Set(d, -127.0F), x);
+  const VF whole = hn::Round(clamped);
+  const VF part = hn::Sub(clamped, whole);
+  // Minimax polynomial of 2^r on [−½, ½].
+  VF p = hn::Set(d, 1.5403530393381609954e-4F);
+  p = hn::MulAdd(p, part, hn::Set(d, 1.3333558146428443423e-3F));
+  p = hn::MulAdd(p, part, hn::Set(d, 9.6181291076284771619e-3F));
+  p = hn::MulAdd(p, part, hn::Set(d, 5.5504108664821579953e-2F));
+  p = hn::MulAdd(p, part, hn::Set(d, 2.4022650695910071233e-1F));
+  p = hn::MulAdd(p, part, hn::Set(d, 6.9314718055994530942e-1F));
+  p = hn::MulAdd(p, part, hn::Set(d, 1.0F));
+  const auto power = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, whole), hn::Set(di, 127)));
+  return hn::Mul(p, hn::BitCast(d, power));
+}
+
+/// One vector of float32 from float32 or bfloat16 memory.
+HWY_INLINE VF LoadAs(const float* from) { return hn::LoadU(DF(), from); }
+HWY_INLINE VF LoadAs(const std::uint16_t* from) {
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  const hn::Rebind<std::uint16_t, DF> dh;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(dh, from))));
+}
+
+/// The first `count` < Lanes() values, the rest zero; reads nothing beyond them.
+template <typename T>
+HWY_INLINE VF LoadTail(const T* from, std::int64_t count) {
+  T values[16] = {};
+  std::memcpy(values, from, static_cast<std::size_t>(count) * sizeof(T));
+  return LoadAs(values);
+}
+
+/// Σ a·b in float32.
+template <typename A, typename B>
+HWY_INLINE float Dot(const A* a, const B* b, std::int64_t count) {
+  const DF d;
+  const std::int64_t lanes = Lanes();
+  VF sum0 = hn::Zero(d);
+  VF sum1 = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    sum0 = hn::MulAdd(LoadAs(a + i), LoadAs(b + i), sum0);
+    sum1 = hn::MulAdd(LoadAs(a + i + lanes), LoadAs(b + i + lanes), sum1);
+  }
+  for (; i + lanes <= count; i += lanes) {
+    sum0 = hn::MulAdd(LoadAs(a + i), LoadAs(b + i), sum0);
+  }
+  if (i < count) sum1 = hn::MulAdd(LoadTail(a + i, count - i), LoadTail(b + i, count - i), sum1);
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
+}
+
+/// y += factor·x in float32.
+template <typename X>
+HWY_INLINE void AddScaled(float factor, const X* x, std::int64_t count, float* y) {
+  const DF d;
+  const std::int64_t lanes = Lanes();
+  const VF f = hn::Set(d, factor);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::MulAdd(f, LoadAs(x + i), hn::LoadU(d, y + i)), d, y + i);
+  }
+  if (i < count) {
+    float tail[16];
+    hn::StoreU(hn::MulAdd(f, LoadTail(x + i, count - i), LoadTail(y + i, count - i)), d, tail);
+    std::memcpy(y + i, tail, static_cast<std::size_t>(count - i) * sizeof(float));
+  }
+}
+
+/// to = float32 of from.
+template <typename X>
+HWY_INLINE void Widen(const X* from, std::int64_t count, float* to) {
+  const DF d;
+  const std::int64_t lanes = Lanes();
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) hn::StoreU(LoadAs(from + i), d, to + i);
+  if (i < count) {
+    float tail[16];
+    hn::StoreU(LoadTail(from + i, count - i), d, tail);
+    std::memcpy(to + i, tail, static_cast<std::size_t>(count - i) * sizeof(float));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lca::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

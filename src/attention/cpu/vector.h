@@ -1,0 +1,25 @@
+#pragma once
+/// Operations on single rows, each with the best instructions of this CPU.
+
+#include <lca/tensor.h>
+
+#include <cstdint>
+
+namespace lca::cpu {
+
+/// Σ a·b, `a` float32, `b` of either dtype, summed in float32.
+float vector_dot(const float* a, const void* b, DType dtype, std::int64_t count);
+
+/// y += factor·x, `x` of either dtype.
+void vector_add_scaled(float factor, const void* x, DType dtype, std::int64_t count, float* y);
+
+/// to = float32 of from.
+void vector_widen(const void* from, DType dtype, std::int64_t count, float* to);
+
+/// y = element-wise maximum of y and x.
+void vector_max(const void* x, DType dtype, std::int64_t count, float* y);
+
+/// Writes float32 values in either dtype, rounding to nearest even.
+void vector_store(const float* from, std::int64_t count, DType dtype, void* to);
+
+}  // namespace lca::cpu

@@ -1,0 +1,90 @@
+#pragma once
+/// Rows of equal width that grow at the end and fall off at the front.
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/workspace.h"
+
+namespace lca {
+
+/// A queue of byte rows in one contiguous piece of memory. Dropping rows from the front only moves
+/// a mark; the rows move once in a while, when the end of the memory is reached.
+class RowBuffer {
+ public:
+  explicit RowBuffer(std::int64_t row_bytes = 0) : row_bytes_(row_bytes) {}
+
+  std::int64_t rows() const { return rows_; }
+  std::int64_t row_bytes() const { return row_bytes_; }
+  std::size_t bytes() const { return static_cast<std::size_t>(rows_ * row_bytes_); }
+  std::size_t capacity_bytes() const { return static_cast<std::size_t>(capacity_ * row_bytes_); }
+  std::byte* row(std::int64_t i) { return memory_.get() + (begin_ + i) * row_bytes_; }
+  const std::byte* row(std::int64_t i) const { return memory_.get() + (begin_ + i) * row_bytes_; }
+
+  /// Adds `count` uninitialised rows and returns the first.
+  std::byte* grow(std::int64_t count) {
+    if (begin_ + rows_ + count > capacity_) make_room(count);
+    rows_ += count;
+    return row(rows_ - count);
+  }
+
+  void drop_front(std::int64_t count) {
+    begin_ += count;
+    rows_ -= count;
+    if (rows_ == 0) begin_ = 0;
+  }
+
+  void drop_back(std::int64_t count) {
+    rows_ -= count;
+    if (rows_ == 0) begin_ = 0;
+  }
+
+  /// Gives memory back where a long prompt left far more than is in use.
+  void shrink() {
+    if (capacity_ > kSpareRows && capacity_ > 4 * rows_) reallocate(2 * rows_);
+  }
+
+  /// A copy without spare capacity.
+  RowBuffer clone() const {
+    RowBuffer copy(row_bytes_);
+    if (rows_ > 0) std::memcpy(copy.grow(rows_), row(0), bytes());
+    return copy;
+  }
+
+  /// Fills everything that is not a row with NaN patterns.
+  void poison_spare() {
+    if (capacity_ == 0) return;
+    std::memset(memory_.get(), 0xff, static_cast<std::size_t>(begin_ * row_bytes_));
+    std::memset(memory_.get() + (begin_ + rows_) * row_bytes_, 0xff,
+                static_cast<std::size_t>((capacity_ - begin_ - rows_) * row_bytes_));
+  }
+
+ private:
+  static constexpr std::int64_t kSpareRows = 64;
+
+  void make_room(std::int64_t count) {
+    const std::int64_t needed = rows_ + count;
+    // Moving pays only when at least as many rows fell off as stay.
+    if (needed <= capacity_ && begin_ >= rows_) {
+      std::memcpy(memory_.get(), row(0), bytes());
+      begin_ = 0;
+    } else {
+      // A first large run is taken exactly; growth by small runs doubles.
+      reallocate(rows_ == 0 ? needed : needed + (needed < 2 * rows_ ? rows_ : 0));
+    }
+  }
+
+  void reallocate(std::int64_t capacity) {
+    AlignedBytes memory = aligned_bytes(static_cast<std::size_t>(capacity * row_bytes_));
+    if (rows_ > 0) std::memcpy(memory.get(), row(0), bytes());
+    memory_ = std::move(memory);
+    capacity_ = capacity;
+    begin_ = 0;
+  }
+
+  AlignedBytes memory_;
+  std::int64_t row_bytes_;
+  std::int64_t capacity_ = 0, begin_ = 0, rows_ = 0;
+};
+
+}  // namespace lca

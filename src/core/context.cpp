@@ -1,0 +1,48 @@
+#include <lca/context.h>
+
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "core/error.h"
+#include "core/threads.h"
+#include "core/workspace.h"
+
+namespace lca {
+
+namespace {
+
+constexpr int kMostThreads = 1024;
+
+int threads_available() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+int threads_checked(int threads) {
+  if (threads < 0 || threads > kMostThreads) {
+    fail_input("threads is {}; it takes 1 to {}, or 0 for one per core", threads, kMostThreads);
+  }
+  return threads == 0 ? std::min(threads_available(), kMostThreads) : threads;
+}
+
+}  // namespace
+
+struct Context::State {
+  explicit State(int threads) : pool(threads) {}
+  ThreadPool pool;
+  Workspace workspace;
+};
+
+Context::Context(int threads) : state_(std::make_unique<State>(threads_checked(threads))) {}
+Context::~Context() = default;
+
+int Context::threads() const { return state_->pool.size(); }
+std::size_t Context::workspace_bytes() const { return state_->workspace.bytes(); }
+ThreadPool& Context::pool() { return state_->pool; }
+Workspace& Context::workspace() { return state_->workspace; }
+
+}  // namespace lca

@@ -1,0 +1,204 @@
+#include "core/file.h"
+
+#include "core/error.h"
+#include "core/text.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <random>
+#include <system_error>
+#include <utility>
+
+namespace lca {
+namespace {
+
+std::string error_text(int code) { return std::generic_category().message(code); }
+
+std::string printable(const std::filesystem::path& path) { return path_printable(path.native()); }
+
+const char* file_kind(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+/// A descriptor that closes itself.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+/// The descriptor, or the error's number negated.
+int open_retrying(const std::filesystem::path& path, int flags, mode_t mode = 0) {
+  for (;;) {
+    const int number = ::open(path.c_str(), flags | O_CLOEXEC, mode);
+    if (number >= 0) return number;
+    if (errno != EINTR) return -errno;
+  }
+}
+
+/// 0 or the error. File systems that cannot sync are not an error: there is nothing more to do.
+int sync_descriptor(int number) {
+  while (::fsync(number) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EINVAL || errno == ENOTSUP || errno == EROFS) return 0;
+    return errno;
+  }
+  return 0;
+}
+
+void unmap(std::span<const std::byte> bytes) {
+  if (!bytes.empty()) ::munmap(const_cast<std::byte*>(bytes.data()), bytes.size());
+}
+
+/// A name nobody else uses. It does not contain the final name, which may be as long as a name can
+/// be already.
+std::string temporary_name() {
+  static std::atomic<std::uint64_t> counter{0};
+  std::random_device random;
+  return fmt::format(".lca-{}-{}-{:08x}.tmp", ::getpid(), counter++, random());
+}
+
+/// The file that `path` names: what a symbolic link leads to, so that the link itself survives.
+std::filesystem::path resolve_link(const std::filesystem::path& path) {
+  std::error_code code;
+  if (!std::filesystem::is_symlink(path, code)) return path;
+  std::filesystem::path target = std::filesystem::canonical(path, code);
+  return code ? path : target;
+}
+
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path) {
+  // Without O_NONBLOCK opening a pipe waits for somebody to write to it.
+  const Descriptor file(open_retrying(path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
+  if (file.number() < 0) fail_input("{}: {}", printable(path), error_text(-file.number()));
+
+  struct stat info {};
+  if (::fstat(file.number(), &info) != 0) {
+    const int code = errno;
+    fail_input("{}: {}", printable(path), error_text(code));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    fail_input("{}: is {}, not a file", printable(path), file_kind(info.st_mode));
+  }
+  if (info.st_size == 0) return;  // an empty range cannot be mapped
+
+  const auto size = static_cast<std::size_t>(info.st_size);
+  void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number(), 0);
+  if (memory == MAP_FAILED) {
+    const int code = errno;
+    fail_run("{}: cannot map {} bytes: {}", printable(path), size, error_text(code));
+  }
+  bytes_ = {static_cast<const std::byte*>(memory), size};
+}
+
+MappedFile::~MappedFile() { unmap(bytes_); }
+
+MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  if (this != &other) {
+    unmap(bytes_);
+    bytes_ = std::exchange(other.bytes_, {});
+  }
+  return *this;
+}
+
+FileWriter::FileWriter(std::filesystem::path path) : path_(resolve_link(path)) {
+  if (path_.empty()) fail_input("the output path is empty");
+  // Found out now rather than after all the work: a rename would fail on a folder, and would
+  // replace a device (/dev/null!) by an ordinary file.
+  struct stat info {};
+  if (::stat(path_.c_str(), &info) == 0) {
+    if (!S_ISREG(info.st_mode)) {
+      fail_input("{}: is {}, not a file", printable(path_), file_kind(info.st_mode));
+    }
+  } else if (const int code = errno; code != ENOENT) {
+    fail_input("{}: {}", printable(path_), error_text(code));
+  }
+  if (!path_.has_filename()) fail_input("{}: names a folder, not a file", printable(path_));
+
+  const std::filesystem::path folder = folder_of(path_);
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    temporary_ = folder / temporary_name();
+    descriptor_ = open_retrying(temporary_, O_WRONLY | O_CREAT | O_EXCL, 0666);
+    if (descriptor_ != -EEXIST) break;
+  }
+  if (descriptor_ >= 0) return;
+  const int code = -descriptor_;
+  if (code == ENOSPC || code == EDQUOT || code == EIO || code == EMFILE || code == ENFILE) {
+    fail_run("{}: cannot be created: {}", printable(path_), error_text(code));
+  }
+  fail_input("{}: cannot be created in folder {}: {}", printable(path_), printable(folder),
+             error_text(code));
+}
+
+FileWriter::~FileWriter() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  ::unlink(temporary_.c_str());
+}
+
+void FileWriter::write(std::span<const std::byte> bytes) {
+  if (descriptor_ < 0) fail_run("{}: is complete, no more can be written", printable(path_));
+  constexpr std::size_t kLargestWrite = std::size_t{1} << 30;  // the kernel takes less than 2 GiB
+  while (!bytes.empty()) {
+    const ssize_t written =
+        ::write(descriptor_, bytes.data(), std::min(bytes.size(), kLargestWrite));
+    if (written < 0) {
+      const int code = errno;
+      if (code == EINTR) continue;
+      fail_run("{}: cannot be written: {}", printable(path_), error_text(code));
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+void FileWriter::commit() {
+  if (descriptor_ < 0) fail_run("{}: is complete already", printable(path_));
+  if (const int code = sync_descriptor(descriptor_)) {
+    fail_run("{}: cannot be written: {}", printable(path_), error_text(code));
+  }
+  // Some network file systems report a full disk only here. The descriptor is gone either way.
+  if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) {
+    const int code = errno;
+    ::unlink(temporary_.c_str());
+    fail_run("{}: cannot be written: {}", printable(path_), error_text(code));
+  }
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int code = errno;
+    ::unlink(temporary_.c_str());
+    fail_run("{}: cannot be put in place: {}", printable(path_), error_text(code));
+  }
+  // A folder that may not be read cannot be synced; the file itself is safe by now.
+  const Descriptor folder(open_retrying(folder_of(path_), O_RDONLY | O_DIRECTORY));
+  if (folder.number() < 0) return;
+  if (const int code = sync_descriptor(folder.number())) {
+    fail_run("{}: is written, but its folder cannot be synced: {}", printable(path_),
+             error_text(code));
+  }
+}
+
+}  // namespace lca

@@ -1,0 +1,40 @@
+#include "core/workspace.h"
+
+#include <cstring>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace lca {
+
+AlignedBytes aligned_bytes(std::size_t bytes) {
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  const std::size_t unit = bytes >= 2 * kHugePage ? kHugePage : kAlignment;
+  if (bytes > SIZE_MAX - unit) throw std::bad_alloc();
+  const std::size_t size = align_up(bytes == 0 ? 1 : bytes, unit);
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(unit, size));
+  if (memory == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+  // Panels of keys are read in large strides: fewer, larger pages spare the address lookups.
+  if (unit == kHugePage) madvise(memory, size, MADV_HUGEPAGE);
+#endif
+  return AlignedBytes(memory);
+}
+
+std::byte* Workspace::prepare(std::size_t bytes) {
+  if (bytes > bytes_) {
+    memory_.reset();
+    bytes_ = 0;
+    memory_ = aligned_bytes(bytes);
+    bytes_ = bytes;
+  }
+  return memory_.get();
+}
+
+void Workspace::poison() {
+  if (bytes_ > 0) std::memset(memory_.get(), 0xff, bytes_);
+}
+
+}  // namespace lca

@@ -1,0 +1,31 @@
+// Options and suppressions of the sanitizers, linked into every program of a sanitized build. The
+// environment (ASAN_OPTIONS and so on) still has the last word.
+
+extern "C" {
+
+const char* __asan_default_options() {
+  return "strict_string_checks=1:detect_stack_use_after_return=1";
+}
+
+const char* __ubsan_default_options() { return "print_stacktrace=1"; }
+
+const char* __tsan_default_options() { return "halt_on_error=1"; }
+
+// Libraries that are not instrumented and hold memory for the life of the process by design.
+const char* __lsan_default_suppressions() {
+  return "leak:libdnnl.so\n"
+         "leak:libgomp.so\n"
+         "leak:libOpenCL.so\n";
+}
+
+// Libraries that are not instrumented: how they synchronise cannot be seen.
+const char* __tsan_default_suppressions() {
+  return "called_from_lib:libdnnl.so\n"
+         "called_from_lib:libgomp.so\n"
+         "race:libdnnl.so\n"
+         "race:libgomp.so\n";
+}
+
+const char* __lsan_default_options() { return "print_suppressions=0"; }
+
+}  // extern "C"
