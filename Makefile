@@ -18,7 +18,7 @@ build: ## build the library and the program: build/release/bin/lca
 	@scripts/setup.sh build
 	@mkdir -p build
 	@$(call configure,release)
-	@cmake --build --preset release
+	@cmake --build --preset release --target lca lca-cli
 
 test: ## everything: tests, sanitizers, fuzzing, installation, other processors
 	@scripts/setup.sh build test

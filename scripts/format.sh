@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 want=14
 for formatter in clang-format-$want clang-format ''; do
   [ -n "$formatter" ] || { echo "SKIPPED: clang-format $want not found"; exit 77; }
-  "$formatter" --version 2>/dev/null | grep -q "version $want\." && break
+  [[ $("$formatter" --version 2>/dev/null) != *"version $want."* ]] || break
 done
 
 mapfile -t files < <(find include src apps tests bench \

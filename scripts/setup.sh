@@ -77,9 +77,8 @@ install() { apt install -y --no-install-recommends "$@"; }
 known() {
   local package
   for package; do
-    apt-cache policy "$package" | grep -q 'Candidate: [^(]' && echo "$package"
+    [[ $(apt-cache policy "$package") != *"Candidate: "[^\(]* ]] || echo "$package"
   done
-  true
 }
 
 say "installing" "${needed[@]}" "${wanted[@]}"

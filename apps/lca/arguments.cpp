@@ -82,8 +82,8 @@ std::int64_t count_parse(std::string_view flag, std::string_view text, std::int6
                          std::int64_t maximum) {
   const std::optional<std::int64_t> value = count_read(text);
   if (!value || *value < minimum || *value > maximum) {
-    fail_input("{} must be a whole number from {} to {} (128K means 128 × 1024), not \"{}\"", flag,
-               minimum, maximum, text_printable(text));
+    fail_input("{} must be a whole number from {} to {}{}, not \"{}\"", flag, minimum, maximum,
+               maximum > kMostThreads ? " (128K means 128 × 1024)" : "", text_printable(text));
   }
   return *value;
 }
@@ -149,6 +149,7 @@ void TextFlag::add(CLI::App& app, const std::string& name, const std::string& va
   const std::string shown =
       fallback.empty() ? help : fmt::format("{} (default {})", help, fallback);
   option = app.add_option(name, text, shown)->type_name(value);
+  option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 
 void CommonFlags::add(CLI::App& app) {
@@ -162,7 +163,7 @@ int CommonFlags::threads() const {
   for (const CLI::App* app = app_; app != nullptr; app = app->get_parent()) {
     const CLI::Option* option = app->get_option_no_throw("--threads");
     if (option == nullptr || option->count() == 0) continue;
-    return static_cast<int>(count_parse("--threads", option->results().front(), 1, kMostThreads));
+    return static_cast<int>(count_parse("--threads", option->results().back(), 1, kMostThreads));
   }
   return 0;
 }

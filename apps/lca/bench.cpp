@@ -130,6 +130,7 @@ Measured measure_method(const Job& job, MethodKind kind, const Workload& workloa
 }
 
 Row measure_row(const Job& job, std::int64_t length, Progress& progress, Report& report) {
+  memory_trim();
   Context context(job.threads);
   progress.step(fmt::format("{} inputs", length_text(length)), 0.01);
   const AttentionShape& shape = job.spec.shape;

@@ -7,6 +7,9 @@
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <chrono>
 #include <ctime>
@@ -59,6 +62,12 @@ void memory_require(double bytes, const std::string& what) {
   if (available < 0 || bytes <= static_cast<double>(available)) return;
   fail_input("{} needs about {} of memory and {} are available; choose a shorter one", what,
              bytes_text(bytes), bytes_text(static_cast<double>(available)));
+}
+
+void memory_trim() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
 }
 
 bool peak_memory_reset() {

@@ -18,6 +18,9 @@ std::int64_t memory_available();
 /// Throws Error (bad input) where `bytes` will not fit; `what` says what would take them.
 void memory_require(double bytes, const std::string& what);
 
+/// Gives memory that was freed but kept for later back to the system, so that no peak counts it.
+void memory_trim();
+
 /// Starts counting peak resident memory anew. False where the system cannot: the peak then covers
 /// the whole life of the process.
 bool peak_memory_reset();

@@ -104,26 +104,24 @@ std::string subcommand_names(const CLI::App& app) {
 
 /// What the parser found wrong, in our words and with what to do.
 std::string parse_message(const CLI::App& app, const CLI::ParseError& error) {
-  const std::string path = command_path(app);
   const std::string names = subcommand_names(app);
+  const std::vector<std::string> extras = app.remaining(true);
   std::string what = error.what();
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    const std::vector<std::string> extras = app.remaining(true);
-    const std::string first = extras.empty() ? "" : text_printable(extras.front());
-    if (!first.empty() && first.front() == '-') {
+  if (!extras.empty()) {
+    const std::string first = text_printable(extras.front());
+    if (first.starts_with("-")) {
       what = fmt::format("unknown flag {}", first);
     } else if (!names.empty()) {
-      what = fmt::format("unknown command \"{}\"; there are {}", first, names);
+      what = fmt::format("unknown command \"{}\"; there is {}", first, names);
     } else {
       what = fmt::format("unexpected argument \"{}\"", first);
     }
-  } else if (!names.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
-    const bool extra = !app.remaining(true).empty();
-    what = extra ? fmt::format("unknown command or flag \"{}\"; commands are {}",
-                               text_printable(app.remaining(true).front()), names)
-                 : fmt::format("a command is missing; there are {}", names);
+  } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !names.empty()) {
+    what = fmt::format("a command is missing; there is {}", names);
+  } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    what = fmt::format("{} needs a value", what.substr(0, what.find(':')));
   }
-  return fmt::format("{}; see {} --help", what, path);
+  return fmt::format("{}; see {} --help", what, command_path(app));
 }
 
 int run(int argc, char** argv) {

@@ -253,6 +253,7 @@ void run(const Flags& flags) {
   if (backend == Backend::cuda) {
     fail_input("this build has no CUDA; use --backend cpu or --backend reference");
   }
+  if (flags.in.empty()) fail_input("IN is empty; it takes the path of a safetensors file");
   const int threads = flags.common.threads();
   const OpInput input = OpInput::read(flags.in, overrides_of(flags));
   check_writable(flags.out);

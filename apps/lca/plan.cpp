@@ -105,8 +105,10 @@ std::string ratio_text(std::int64_t dense, std::int64_t chosen) {
 std::string longest_text(std::int64_t length) {
   if (length == 0) return "none";
   if (length == kLongestLength) return "over 1024G";
-  const std::string exact = fmt::format("{}", length);
-  return length < 10240 ? exact : fmt::format("{} ({}K)", exact, length / 1024);
+  if (length < 10 * 1024) return fmt::format("{}", length);
+  const auto kilos = static_cast<double>(length) / 1024;
+  return kilos < 1024 ? fmt::format("{} ({}K)", length, number_text(kilos))
+                      : fmt::format("{} ({}M)", length, number_text(kilos / 1024));
 }
 
 void print_table(const Plan& plan) {

@@ -103,6 +103,8 @@ std::string seconds_text(double seconds) {
 
 std::string length_text(std::int64_t length) {
   constexpr std::int64_t kilo = 1024;
+  constexpr std::int64_t giga = kilo * kilo * kilo;
+  if (length > 0 && length % giga == 0) return fmt::format("{}G", length / giga);
   if (length > 0 && length % (kilo * kilo) == 0) return fmt::format("{}M", length / kilo / kilo);
   if (length > 0 && length % kilo == 0) return fmt::format("{}K", length / kilo);
   return fmt::format("{}", length);

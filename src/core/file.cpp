@@ -77,7 +77,7 @@ std::string temporary_name() {
 }
 
 /// The file that `path` names: what a symbolic link leads to, so that the link itself survives.
-std::filesystem::path resolve_link(const std::filesystem::path& path) {
+std::filesystem::path resolve_link(std::filesystem::path path) {
   std::error_code code;
   if (!std::filesystem::is_symlink(path, code)) return path;
   std::filesystem::path target = std::filesystem::canonical(path, code);
@@ -126,7 +126,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
-FileWriter::FileWriter(std::filesystem::path path) : path_(resolve_link(path)) {
+FileWriter::FileWriter(std::filesystem::path path) : path_(resolve_link(std::move(path))) {
   if (path_.empty()) fail_input("the output path is empty");
   // Found out now rather than after all the work: a rename would fail on a folder, and would
   // replace a device (/dev/null!) by an ordinary file.

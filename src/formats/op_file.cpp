@@ -49,6 +49,7 @@ bool has_role(const std::vector<Role>& roles, std::string_view name) {
 
 std::vector<std::string_view> role_names(const std::vector<Role>& roles) {
   std::vector<std::string_view> names;
+  names.reserve(roles.size());
   for (const Role& role : roles) names.push_back(role.name);
   return names;
 }

@@ -206,6 +206,7 @@ TensorInfo entry_resolve(HeaderEntry& entry, std::span<const std::byte> data,
 void check_cover(const std::vector<TensorInfo>& tensors, std::span<const std::byte> data,
                  const std::string& file) {
   std::vector<const TensorInfo*> order;
+  order.reserve(tensors.size());
   for (const TensorInfo& tensor : tensors) order.push_back(&tensor);
   std::ranges::sort(order, {}, [](const TensorInfo* tensor) {
     return std::pair(tensor->bytes.data(), tensor->bytes.size());
@@ -219,7 +220,7 @@ void check_cover(const std::vector<TensorInfo>& tensors, std::span<const std::by
     }
     covered += tensor->bytes.size();
   }
-  const std::size_t total = static_cast<std::size_t>(covered - data.data());
+  const auto total = static_cast<std::size_t>(covered - data.data());
   if (total != data.size()) {
     fail_input("{}: {} bytes after the last tensor belong to none", file, data.size() - total);
   }
@@ -288,6 +289,7 @@ const TensorInfo* Safetensors::find(std::string_view name) const {
 void safetensors_write(FileWriter& writer, std::span<const TensorInfo> tensors,
                        const Safetensors::Metadata& metadata) {
   std::vector<const TensorInfo*> order;
+  order.reserve(tensors.size());
   for (const TensorInfo& tensor : tensors) order.push_back(&tensor);
   std::ranges::sort(order, [](const TensorInfo* a, const TensorInfo* b) {
     return std::forward_as_tuple(tensor_type_bytes(b->dtype), a->name) <

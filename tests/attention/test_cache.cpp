@@ -328,6 +328,47 @@ TEST(Cache, AStreamCutShortOrWithBytesAfterItIsRefused) {
   }
 }
 
+TEST(Cache, AForgedStreamWithARightChecksumAndBytesTooManyIsRefused) {
+  for (Form form : {Form::mla, Form::gqa}) {
+    const std::vector<std::byte> stream = small_stream(form);
+    for (std::size_t more = 1; more <= 16; ++more) {
+      std::vector<std::byte> longer = stream;
+      longer.insert(longer.end() - 8, more, std::byte{0});
+      cache_seal(longer);
+      EXPECT_THROW(Cache::load(longer), Error) << more << " bytes too many";
+    }
+  }
+}
+
+TEST(Cache, AForgedStreamThatLacksQueriesOfTheNextGroupIsRefused) {
+  for (Form form : {Form::mla, Form::gqa}) {
+    const std::vector<std::byte> stream = small_stream(form);
+    const Cache cache = Cache::load(stream);
+    const RowBuffer& queries = cache.state().queries;
+    const Layout layout(cache.spec().settings);
+    const std::int64_t needed = cache.length() - layout.first_query_needed(cache.length());
+    ASSERT_GT(needed, 0);
+    // Queries are the last rows before the checksum. Which number of the header counts them is the
+    // format's business, so every one that might is tried.
+    std::vector<std::byte> shorter = stream;
+    const std::int64_t left = needed - 1;
+    shorter.erase(shorter.end() - 8 - (queries.rows() - left) * queries.row_bytes(),
+                  shorter.end() - 8);
+    int tried = 0;
+    for (std::size_t at = 0; at + 8 <= shorter.size() - 8; ++at) {
+      std::int64_t count = 0;
+      std::memcpy(&count, shorter.data() + at, sizeof count);
+      if (count != queries.rows()) continue;
+      std::vector<std::byte> forged = shorter;
+      std::memcpy(forged.data() + at, &left, sizeof left);
+      cache_seal(forged);
+      EXPECT_THROW(Cache::load(forged), Error) << "at byte " << at;
+      ++tried;
+    }
+    EXPECT_GT(tried, 0);
+  }
+}
+
 TEST(Cache, AForgedStreamWithARightChecksumIsRefusedOrUsableAndNeverCrashes) {
   std::int64_t accepted = 0;
   std::int64_t refused = 0;

@@ -104,6 +104,29 @@ TEST(PropertiesOfTheFastPath, AContextTooShortToCondenseIsDenseAttentionBitForBi
   }
 }
 
+TEST(PropertiesOfTheFastPath, AContextTooShortToCondenseIsDenseAttentionBitForBitAcrossBlocks) {
+  // Sink and window of several blocks each, so that where they meet falls inside one.
+  Random random(27);
+  Context context(2);
+  for (Form form : kForms) {
+    for (DType dtype : kDTypes) {
+      for (std::int64_t sink : {1, 64, 100, 300}) {
+        const LayerSpec spec = make_spec(form, dtype, 16, 250, sink);
+        const Layer lca = random_layer(spec, random);
+        const std::int64_t n = sink + 250 + 16 - 1;
+        const Tokens tokens = random_tokens(spec, n, random);
+        for (std::int64_t prompt : {n, n - 40}) {
+          const std::array<std::int64_t, 1> prefill{prompt};
+          EXPECT_TRUE(
+              same_output_bits(run_sequence(context, lca.with(dense_settings()), tokens, prefill),
+                               run_sequence(context, lca, tokens, prefill)))
+              << describe(spec) << " P=" << prompt;
+        }
+      }
+    }
+  }
+}
+
 TEST(PropertiesOfTheReference, AContextTooShortToCondenseIsExactlyDenseAttention) {
   Random random(12);
   for (Form form : kForms) {
@@ -460,9 +483,8 @@ TEST(PropertiesOfTheFastPath, StreamingDoesNotDependOnChunksNorOnDecodingInBetwe
     SCOPED_TRACE(describe(spec));
     const Layer layer = random_layer(spec, random);
     const Example example = random_example(layer, n, n, random);
-    const double tolerance = tolerance_of(spec.dtype);
     const Outcome whole = run_sequence(context, layer, example.tokens);
-    EXPECT_TRUE(close(example.expected, whole, tolerance));
+    EXPECT_TRUE(close(example.expected, whole, spec.dtype));
 
     // Runs of decoded tokens between runs of prefilled chunks.
     Feed feed(layer, example.tokens);
@@ -476,8 +498,8 @@ TEST(PropertiesOfTheFastPath, StreamingDoesNotDependOnChunksNorOnDecodingInBetwe
         feed_forward(context, feed, chunk);
       }
     }
-    EXPECT_TRUE(close(example.expected, feed.outcome(), tolerance)) << fed;
-    EXPECT_TRUE(close(widen(whole), feed.outcome(), tolerance)) << fed;
+    EXPECT_TRUE(close(example.expected, feed.outcome(), spec.dtype)) << fed;
+    EXPECT_TRUE(close(widen(whole), feed.outcome(), spec.dtype)) << fed;
   }
 }
 
@@ -508,7 +530,7 @@ TEST(PropertiesOfTheFastPath, ALaterPromptScoresItsGroupsByItsOwnEnd) {
     const Source source(layer, tokens);
     const reference::Result expected =
         reference::attention(spec, source.weights, source.all_queries, source.all_entries, prompts);
-    EXPECT_TRUE(close(expected, feed.outcome(), kToleranceF32));
+    EXPECT_TRUE(close(expected, feed.outcome(), DType::f32));
   }
 }
 
@@ -531,8 +553,7 @@ TEST(PropertiesOfTheFastPath, ThePromptModeDoesNotDependOnChunks) {
                         .attend_chunks = random.chance(0.5)};
     const std::vector<std::int64_t> chunks = random_chunks(prompt, random);
     EXPECT_TRUE(close(example.expected,
-                      run_sequence(context, layer, example.tokens, chunks, manner),
-                      tolerance_of(spec.dtype)));
+                      run_sequence(context, layer, example.tokens, chunks, manner), spec.dtype));
   }
 }
 

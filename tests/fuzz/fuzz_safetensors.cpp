@@ -76,7 +76,7 @@ unsigned read_input(std::span<const std::byte> bytes) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static volatile unsigned sink;  // keeps the reads alive
+  [[maybe_unused]] static volatile unsigned sink;  // keeps the reads alive
   const auto bytes = std::as_bytes(std::span(data, size));
   try {
     sink = read_tensors(bytes);

@@ -25,11 +25,19 @@ constexpr double kErrorFloorBias = 1;
 double error_of(std::span<const double> expected, std::span<const double> actual,
                 double floor = kErrorFloor);
 
+/// The largest error over all tensors.
+double worst_error(const reference::Result& expected, const reference::Result& actual,
+                   double bias_floor = kErrorFloorBias);
+
 /// Whether every tensor of `actual` is within the tolerance; the message names those that are not.
 ::testing::AssertionResult close(const reference::Result& expected, const reference::Result& actual,
-                                 double tolerance);
+                                 double tolerance, double bias_floor = kErrorFloorBias);
+/// The same with the tolerance of the fast path for caches of this type.
 ::testing::AssertionResult close(const reference::Result& expected, const Outcome& actual,
-                                 double tolerance);
+                                 DType dtype);
+/// The smallest denominator of the bias there. A bias is a difference of two scores, and rounding a
+/// representative to bfloat16 moves its score in proportion to the score's own size.
+double bias_floor_of(const reference::Result& expected, DType dtype);
 /// The same for outputs and log-sum-exps alone: what two methods with different representatives
 /// have in common.
 ::testing::AssertionResult close_outputs(const reference::Result& expected,

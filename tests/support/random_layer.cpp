@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <stdexcept>
 
@@ -211,6 +212,19 @@ std::string describe(const LayerSpec& spec) {
                              : std::string(field.choices[static_cast<std::size_t>(value)]);
   }
   return line;
+}
+
+AttentionShape random_shape(Random& random) {
+  const std::int64_t kv_heads = random.pick<std::int64_t>({1, 1, 2, 3});
+  const std::int64_t sharing = random.pick<std::int64_t>({1, 2, 5, 7});
+  const std::int64_t heads = random.pick<std::int64_t>({1, 2, 3, 5, 8});
+  const auto width = [&] {
+    return random.pick<std::int64_t>({1, 2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 40});
+  };
+  const std::array widths{width(), width(), random.pick({width(), std::int64_t{64}}), width()};
+  return random.chance(0.5)
+             ? AttentionShape::gqa(kv_heads * sharing, kv_heads, widths[0], widths[1])
+             : AttentionShape::mla(heads, widths[0], widths[1], widths[2], widths[3]);
 }
 
 Settings random_settings(Random& random, std::int64_t count) {

@@ -147,6 +147,9 @@ Example random_example(const Layer& layer, std::int64_t count, std::int64_t prom
 /// A line that says what a failing case was.
 std::string describe(const LayerSpec& spec);
 
+/// A small layer of either form, with widths that fit no register.
+AttentionShape random_shape(Random& random);
+
 /// Random settings of all kinds, with sizes that fit sequences of about `count` tokens.
 Settings random_settings(Random& random, std::int64_t count);
 

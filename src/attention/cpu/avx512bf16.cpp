@@ -15,6 +15,7 @@ namespace lca::cpu {
 namespace {
 
 constexpr int kRows = kBf16Rows;
+constexpr int kLanes = 16;
 
 inline __m512bh pairs(const std::uint32_t* from) {
   return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from));
@@ -24,36 +25,52 @@ inline __m512bh broadcast(std::uint32_t pair) {
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(pair)));
 }
 
-/// acc[r] += Σ_k left[k·kStep + r·kRow] · right[k·32 …]
-template <int kStep, int kRow>
+/// acc[r][v] += Σ_k left[k·kStep + r·kRow] · right[k·32 + v·16 …]
+template <int kStep, int kRow, int kVectors>
 inline void accumulate(const std::uint32_t* left, const std::uint32_t* right, std::int64_t words,
-                       __m512 (&acc)[kRows][2]) {
+                       __m512 (&acc)[kRows][kVectors]) {
   for (std::int64_t k = 0; k < words; ++k) {
-    const __m512bh b0 = pairs(right);
-    const __m512bh b1 = pairs(right + 16);
+    __m512bh b[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) b[v] = pairs(right + v * kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
       const __m512bh a = broadcast(left[r * kRow]);
-      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], a, b0);
-      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], a, b1);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], a, b[v]);
     }
     left += kStep;
     right += kPanel;
   }
 }
 
-void panel_scores(const std::uint32_t* q_nope, const std::uint32_t* k_nope, std::int64_t words_nope,
-                  const std::uint32_t* q_rope, const std::uint32_t* k_rope, std::int64_t words_rope,
-                  float* scores) {
-  __m512 acc[kRows][2];
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
-  accumulate<kRows, 1>(q_nope, k_nope, words_nope, acc);
-  accumulate<kRows, 1>(q_rope, k_rope, words_rope, acc);
+template <int kVectors>
+inline void column_scores(const PanelPair<std::uint32_t>& p, std::int64_t column, float* scores) {
+  __m512 acc[kRows][kVectors];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
-    _mm512_storeu_ps(scores + r * kBlockKeys, acc[r][0]);
-    _mm512_storeu_ps(scores + r * kBlockKeys + 16, acc[r][1]);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_setzero_ps();
+  }
+  accumulate<kRows, 1>(p.q_nope, p.k_nope + column, p.depth_nope, acc);
+  accumulate<kRows, 1>(p.q_rope, p.k_rope + column, p.depth_rope, acc);
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      _mm512_storeu_ps(scores + r * kBlockKeys + column + v * kLanes, acc[r][v]);
+    }
+  }
+}
+
+void panel_scores(const PanelPair<std::uint32_t>& p, std::int64_t from, std::int64_t to,
+                  float* scores) {
+  if (from >= kLanes) {
+    column_scores<1>(p, kLanes, scores);
+  } else if (to <= kLanes) {
+    column_scores<1>(p, 0, scores);
+  } else {
+    column_scores<2>(p, 0, scores);
   }
 }
 

@@ -8,6 +8,8 @@
 #include "attention/cpu/simd-inl.h"
 // clang-format on
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,44 +30,56 @@ constexpr int kRows = 6;
 #endif
 static_assert(kTileRows % kRows == 0 && kTileRows % kBf16Rows == 0);
 
-/// acc[r][v] += Σ_k left[k·kLeftStep + r·kLeftRow] · right[k·32 + column …].
-template <int kLeftStep, int kLeftRow>
+/// acc[r][v] += Σ_k left[k·kLeftStep + r·kLeftRow] · right[k·32 + v·lanes …].
+template <int kLeftStep, int kLeftRow, int kVectors>
 HWY_INLINE void Accumulate(const float* HWY_RESTRICT left, const float* HWY_RESTRICT right,
-                           std::int64_t depth, VF (&acc)[kRows][2]) {
+                           std::int64_t depth, VF (&acc)[kRows][kVectors]) {
   const DF d;
   const std::int64_t lanes = Lanes();
   for (std::int64_t k = 0; k < depth; ++k) {
-    const VF b0 = hn::LoadU(d, right);
-    const VF b1 = hn::LoadU(d, right + lanes);
+    VF b[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) b[v] = hn::LoadU(d, right + v * lanes);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
       const VF a = hn::Set(d, left[r * kLeftRow]);
-      acc[r][0] = hn::MulAdd(a, b0, acc[r][0]);
-      acc[r][1] = hn::MulAdd(a, b1, acc[r][1]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::MulAdd(a, b[v], acc[r][v]);
     }
     left += kLeftStep;
     right += kPanel;
   }
 }
 
-/// Scores of kRows queries against one panel of 32 keys.
-HWY_INLINE void PanelScores(const float* q_nope, const float* k_nope, std::int64_t d_nope,
-                            const float* q_rope, const float* k_rope, std::int64_t d_rope,
-                            float* scores) {
+/// Scores of kRows queries against kVectors vectors of keys from `column` on.
+template <int kVectors>
+HWY_INLINE void ColumnScores(const PanelPair<float>& p, std::int64_t column, float* scores) {
   const DF d;
-  const std::int64_t step = 2 * Lanes();
-  for (std::int64_t column = 0; column < kPanel; column += step) {
-    VF acc[kRows][2];
+  const std::int64_t lanes = Lanes();
+  VF acc[kRows][kVectors];
 #pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = hn::Zero(d);
-    Accumulate<kRows, 1>(q_nope, k_nope + column, d_nope, acc);
-    Accumulate<kRows, 1>(q_rope, k_rope + column, d_rope, acc);
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::Zero(d);
+  }
+  Accumulate<kRows, 1>(p.q_nope, p.k_nope + column, p.depth_nope, acc);
+  Accumulate<kRows, 1>(p.q_rope, p.k_rope + column, p.depth_rope, acc);
 #pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r) {
-      hn::StoreU(acc[r][0], d, scores + r * kBlockKeys + column);
-      hn::StoreU(acc[r][1], d, scores + r * kBlockKeys + column + step / 2);
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      hn::StoreU(acc[r][v], d, scores + r * kBlockKeys + column + v * lanes);
     }
   }
+}
+
+/// Scores of kRows queries against keys [from, to) of one panel of 32, and a few around them.
+HWY_INLINE void PanelScores(const PanelPair<float>& p, std::int64_t from, std::int64_t to,
+                            float* scores) {
+  const std::int64_t lanes = Lanes();
+  std::int64_t column = from / lanes * lanes;
+  for (; column + lanes < to; column += 2 * lanes) ColumnScores<2>(p, column, scores);
+  if (column < to) ColumnScores<1>(p, column, scores);
 }
 
 /// out = out·factor + weights·values for kRows queries and one panel of 32 columns.
@@ -89,6 +103,8 @@ HWY_INLINE void PanelOutputs(const float* weights, const float* values, std::int
     }
   }
 }
+
+constexpr std::int64_t kRowsAhead = 8;  ///< how far ahead queries are fetched
 
 /// What one row sees of a block, as indices into the block.
 struct Span {
@@ -141,7 +157,8 @@ class TileWork {
     const std::int64_t window_end = spans.row[t_.rows - 1].end;
     std::int64_t key = 0;
     for (; key < sink_end; key += kBlockKeys) Block(t_.tokens, key, spans, false);
-    key = std::max(key, window_begin / kBlockKeys * kBlockKeys);
+    // Blocks start at the window's first panel, so that no block is all but empty.
+    key = std::max(key, window_begin / kPanel * kPanel);
     for (; key < window_end; key += kBlockKeys) Block(t_.tokens, key, spans, false);
 
     std::int64_t groups = 0;
@@ -162,6 +179,14 @@ class TileWork {
     for (std::int64_t r = 0; r < rows_padded; ++r) {
       std::uint32_t* column = to + r / unit * unit * words + r % unit;
       const T* row = from + r * token_stride;
+      // Rows of one head lie far apart: no hardware prefetcher sees the next one coming.
+      if (r + kRowsAhead < rows) {
+        const auto* ahead = reinterpret_cast<const char*>(row + kRowsAhead * token_stride);
+        for (std::int64_t byte = 0; byte < depth * static_cast<std::int64_t>(sizeof(T));
+             byte += 64) {
+          hwy::Prefetch(ahead + byte);
+        }
+      }
       for (std::int64_t k = 0; k < words; ++k) {
         std::uint32_t word = 0;
         if (r < rows) {
@@ -242,11 +267,15 @@ class TileWork {
         const std::uint32_t* q_nope = words + r0 * words_nope_;
         const std::uint32_t* q_rope = words + kTileRows * words_nope_ + r0 * words_rope_;
         float* scores = scores_ + r0 * kBlockKeys + panel;
+        const std::int64_t from = std::max<std::int64_t>(0, hull.begin - panel);
+        const std::int64_t to = std::min(kPanel, hull.end - panel);
         if (t_.bf16) {
-          bf16_kernels()->scores(q_nope, k_nope, words_nope_, q_rope, k_rope, words_rope_, scores);
+          bf16_kernels()->scores({q_nope, k_nope, words_nope_, q_rope, k_rope, words_rope_}, from,
+                                 to, scores);
         } else {
-          PanelScores(AsFloat(q_nope), AsFloat(k_nope), words_nope_, AsFloat(q_rope),
-                      AsFloat(k_rope), words_rope_, scores);
+          PanelScores({AsFloat(q_nope), AsFloat(k_nope), words_nope_, AsFloat(q_rope),
+                       AsFloat(k_rope), words_rope_},
+                      from, to, scores);
         }
       }
     }
@@ -259,21 +288,26 @@ class TileWork {
     const hn::RebindToSigned<DF> di;
     const std::int64_t lanes = Lanes();
     constexpr float kLog2e = std::numbers::log2e_v<float>;
+    // Whole vectors that cover what some row of the call sees; of these, the ones this row sees.
     const std::int64_t from = hull.begin / lanes * lanes;
-    const std::int64_t to = hull.end;
-    const bool all = (span.begin <= hull.begin && hull.end <= span.end && hull.begin % lanes == 0 &&
-                      hull.end % lanes == 0);
+    const std::int64_t to = round_up(hull.end, lanes);
+    const bool two_ranges = span.sink_end > 0;
+    const std::int64_t begin = two_ranges ? from : std::max(from, span.begin / lanes * lanes);
+    const std::int64_t end =
+        two_ranges ? to : std::clamp(round_up(span.end, lanes), begin, to);
     float* row = scores_ + r * kBlockKeys;
     const VF scale = hn::Set(d, t_.scale * kLog2e);
     const VF minus_infinity = hn::Set(d, -std::numeric_limits<float>::infinity());
     VF top = minus_infinity;
-    for (std::int64_t i = from; i < to; i += lanes) {
+    for (std::int64_t i = from; i < begin; i += lanes) hn::StoreU(hn::Zero(d), d, row + i);
+    for (std::int64_t i = end; i < to; i += lanes) hn::StoreU(hn::Zero(d), d, row + i);
+    for (std::int64_t i = begin; i < end; i += lanes) {
       VF x = hn::Mul(hn::LoadU(d, row + i), scale);
       if (bias != nullptr) x = hn::MulAdd(hn::LoadU(d, bias + i), hn::Set(d, kLog2e), x);
-      if (!all) {
+      if (two_ranges || i < span.begin || i + lanes > span.end) {
         const auto index = hn::Iota(di, static_cast<std::int32_t>(i));
-        const auto below = [&](std::int64_t end) {
-          return hn::Lt(index, hn::Set(di, static_cast<std::int32_t>(end)));
+        const auto below = [&](std::int64_t limit) HWY_ATTR {
+          return hn::Lt(index, hn::Set(di, static_cast<std::int32_t>(limit)));
         };
         const auto visible =
             hn::Or(below(span.sink_end), hn::AndNot(below(span.begin), below(span.end)));
@@ -286,7 +320,7 @@ class TileWork {
     const float now = std::max(before, hn::GetLane(hn::MaxOfLanes(d, top)));
     const VF now_all = hn::Set(d, now);
     VF sum = hn::Zero(d);
-    for (std::int64_t i = from; i < to; i += lanes) {
+    for (std::int64_t i = begin; i < end; i += lanes) {
       const VF p = Exp2(hn::Sub(hn::LoadU(d, row + i), now_all));
       sum = hn::Add(sum, p);
       hn::StoreU(p, d, row + i);
@@ -299,7 +333,7 @@ class TileWork {
       // Pair by pair in place: word i covers floats 2i and 2i+1, which are read before it is
       // written. Words before `from` belong to keys that no row of the call sees.
       const std::int64_t first = from / 2;
-      bf16_kernels()->round_pairs(row + from, ceil_div(to, lanes) * lanes / 2 - first,
+      bf16_kernels()->round_pairs(row + from, ceil_div(to, 2) - first,
                                   reinterpret_cast<std::uint32_t*>(row) + first);
     }
   }

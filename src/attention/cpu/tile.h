@@ -8,9 +8,9 @@
 ///   values  [column / 32][key]    [32]            [key / 2 instead of key]
 /// Keys past the last one are zero up to the next multiple of 32.
 ///
-/// Budget of a tile at d_n + d_r = 192, d_v = 128, float32: queries 72 KiB, scores 48 KiB, outputs
-/// 48 KiB, one block of keys 96 KiB and of values 64 KiB: 328 KiB, inside a 512 KiB second-level
-/// cache. The inner products read one 24 KiB panel of keys, or 16 KiB of values, from the first
+/// Budget of a tile at d_n + d_r = 192, d_v = 128, float32: queries 72 KiB, scores 96 KiB, outputs
+/// 48 KiB, one block of keys 192 KiB and of values 128 KiB: 536 KiB, inside a 1 MiB second-level
+/// cache. The inner products read one 24 KiB panel of keys, or 32 KiB of values, from the first
 /// level. Operations per pair: 2·(d_n + d_r + d_v) = 640; bytes from memory per pair and tile row:
 /// 4·320/96 = 13, so 48 operations a byte.
 
@@ -23,7 +23,7 @@
 namespace lca::cpu {
 
 constexpr std::int64_t kTileRows = 96;    ///< queries in a tile
-constexpr std::int64_t kBlockKeys = 128;  ///< keys in one step of the online softmax
+constexpr std::int64_t kBlockKeys = 256;  ///< keys in one step of the online softmax
 constexpr std::int64_t kPanel = 32;       ///< keys in a key panel, columns in a value panel
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t unit) {
@@ -96,11 +96,21 @@ void pack_values(const void* source, DType dtype, std::int64_t stride, std::int6
                  std::int64_t columns, bool bf16, std::int64_t first, std::int64_t capacity,
                  std::uint32_t* to);
 
+/// A few packed queries and one panel of 32 keys, the part without position and the part with it;
+/// T is float, or a word of two bfloat16.
+template <typename T>
+struct PanelPair {
+  const T *q_nope, *k_nope;
+  std::int64_t depth_nope;
+  const T *q_rope, *k_rope;
+  std::int64_t depth_rope;
+};
+
 /// The inner products on AVX-512 BF16.
 struct Bf16Kernels {
-  /// scores[r][0 … 31] (rows kBlockKeys apart) = Σ over word pairs of q[depth][12] and keys[depth][32].
-  void (*scores)(const std::uint32_t* q_nope, const std::uint32_t* k_nope, std::int64_t words_nope,
-                 const std::uint32_t* q_rope, const std::uint32_t* k_rope, std::int64_t words_rope,
+  /// scores[r][key] (rows kBlockKeys apart) of 12 queries and keys [from, to) of the panel, and a
+  /// few around them.
+  void (*scores)(const PanelPair<std::uint32_t>& pair, std::int64_t from, std::int64_t to,
                  float* scores);
   /// out[r][0 … 31] = out·factor[r] + Σ over word pairs of weights (rows kBlockKeys/2 words apart)
   /// and values[words][32].

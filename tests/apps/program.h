@@ -1,0 +1,46 @@
+#pragma once
+/// Running the real program and looking at what it did.
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace lca::test {
+
+/// How a program ended.
+struct Finished {
+  int code = -1;         ///< exit code; −signal where a signal killed it
+  std::string out, err;  ///< standard output and error
+
+  /// Whether it printed nothing but one line `lca: error: …` and exited with `expected`.
+  bool failed_in_one_line(int expected) const;
+};
+
+/// A running `lca`, with standard output and error caught.
+class Program {
+ public:
+  enum class Output { caught, closed_pipe, full_disk };
+
+  explicit Program(const std::vector<std::string>& arguments, Output output = Output::caught);
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  /// Waits until it has installed its handler of Ctrl-C; false where it ended before.
+  bool wait_for_handler();
+  void interrupt();
+  Finished finish();
+
+ private:
+  pid_t pid_ = -1;
+  int out_ = -1, err_ = -1;
+};
+
+/// Runs it to the end.
+inline Finished program_run(const std::vector<std::string>& arguments,
+                            Program::Output output = Program::Output::caught) {
+  return Program(arguments, output).finish();
+}
+
+}  // namespace lca::test
