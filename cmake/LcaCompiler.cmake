@@ -40,7 +40,8 @@ function(lca_compile target)
   target_compile_options(${target} PRIVATE
     -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
     -fno-math-errno -fno-trapping-math
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>
+    # Notes about old ABIs, and false alarms about std::string in GCC 12.
+    "$<$<CXX_COMPILER_ID:GNU>:-Wno-psabi;-Wno-restrict>"
     $<$<BOOL:${LCA_WERROR}>:-Werror>)
   target_link_options(${target} PRIVATE -Wl,--as-needed)
   get_target_property(type ${target} TYPE)

@@ -56,8 +56,8 @@ def build(preset):
     if configure.returncode != 0:
         print(configure.stdout)
         return False
-    quiet = [] if sys.stdout.isatty() else ["--", "--quiet"]
-    return run(["cmake", "--build", "--preset", preset, *quiet]).returncode == 0
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]
+    return run(["cmake", "--build", "--preset", preset, "--", "-k", "0", *quiet]).returncode == 0
 
 
 def address_space_prefix(preset):

@@ -112,8 +112,8 @@ void check_memory(const Job& job) {
                  fmt::format("length {}", length_text(length)));
 }
 
-Measured measure_method(const Job& job, MethodKind kind, const Workload& workload, float* out,
-                        Report& report) {
+Measured measure_method(const Job& job, MethodKind kind, const Workload& workload,
+                        std::span<float> out, Report& report) {
   // A context of its own: the scratch memory of one method is not held while another is measured.
   Context context(job.threads);
   const LayerSpec spec = job.spec_of(kind);
@@ -141,7 +141,7 @@ Row measure_row(const Job& job, std::int64_t length, Progress& progress, Report&
     interrupt_check();
     progress.step(fmt::format("{} {}", length_text(length), method_text(kind)),
                   work_estimate(job.spec_of(kind), length));
-    row.methods.push_back(measure_method(job, kind, workload, out.data(), report));
+    row.methods.push_back(measure_method(job, kind, workload, out, report));
     progress.note(fmt::format("{} {}: prefill {}, decode {}", length_text(length),
                               method_text(kind), seconds_text(row.methods.back().prefill),
                               seconds_text(row.methods.back().decode)));
@@ -233,13 +233,13 @@ std::string dense_over_lca(const Row& row, Member member) {
 std::string prefill_table(const Job& job, const Report& report) {
   std::vector<std::string> header = {"length"};
   for (const MethodKind kind : job.methods) header.push_back(method_text(kind));
-  header.push_back("speed-up");
+  header.emplace_back("speed-up");
   for (const MethodKind kind : job.methods) {
     header.push_back(method_text(kind) + " GFLOP/s");
-    header.push_back("of gemm");
+    header.emplace_back("of gemm");
   }
-  header.push_back("condense");
-  header.push_back("of lca");
+  header.emplace_back("condense");
+  header.emplace_back("of lca");
   Table table(header);
   for (const Row& row : report.rows) {
     std::vector<std::string> cells = {length_text(row.length)};
@@ -261,7 +261,7 @@ std::string prefill_table(const Job& job, const Report& report) {
 std::string decode_table(const Job& job, const Report& report) {
   std::vector<std::string> header = {"length"};
   for (const MethodKind kind : job.methods) header.push_back(method_text(kind) + " step");
-  header.push_back("speed-up");
+  header.emplace_back("speed-up");
   for (const MethodKind kind : job.methods) header.push_back(method_text(kind) + " cache");
   for (const char* name : {"smaller", "peak", "inputs+outputs+cache", "peak / that"}) {
     header.emplace_back(name);

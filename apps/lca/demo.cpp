@@ -81,15 +81,16 @@ Row measure_row(const Job& job, std::int64_t length, Progress& progress) {
   std::vector<float> condensed(values), exact(values);
 
   Row row;
-  const auto measure = [&](const LayerSpec& spec, float* out, const char* name, double& bytes) {
+  const auto measure = [&](const LayerSpec& spec, std::span<float> out, const char* name,
+                           double& bytes) {
     interrupt_check();
     progress.step(fmt::format("{} {}", label, name), work_estimate(spec, length));
     const Prefill prefill = prefill_measure(context, spec, workload, out);
     bytes = static_cast<double>(prefill.cache.bytes());
     return prefill.seconds;
   };
-  row.lca_seconds = measure(job.lca, condensed.data(), "lca", row.lca_bytes);
-  row.dense_seconds = measure(job.dense, exact.data(), "dense", row.dense_bytes);
+  row.lca_seconds = measure(job.lca, condensed, "lca", row.lca_bytes);
+  row.dense_seconds = measure(job.dense, exact, "dense", row.dense_bytes);
   row.deviation = deviation(condensed, exact);
   return row;
 }

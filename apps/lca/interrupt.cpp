@@ -2,10 +2,10 @@
 
 #include <lca/error.h>
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 
 namespace lca::cli {
 namespace {

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <utility>
+#include <vector>
 
 namespace lca::cli {
 namespace {
@@ -46,14 +48,15 @@ int repetitions(double seconds) {
 }
 
 Prefill prefill_measure(Context& context, const LayerSpec& spec, const Workload& workload,
-                        float* out) {
+                        std::span<float> out) {
   const Method& method = method_for(spec.settings.method);
   const std::int64_t length = workload.length();
   std::optional<Cache> cache;
   const double best = best_of([&] {
     cache.reset();  // one cache at a time, or the peak would count two
     cache.emplace(spec);
-    const Run run{&*cache, workload.queries(0, length), workload.entries(0, length), out, nullptr};
+    const Run run{&*cache, workload.queries(0, length), workload.entries(0, length), out.data(),
+                  nullptr};
     return seconds_of([&] { method.forward(context, workload.weights(), {&run, 1}); });
   });
   return {best, std::move(*cache)};
@@ -69,7 +72,8 @@ double take_measure(Context& context, const LayerSpec& spec, const Workload& wor
   });
 }
 
-double decode_measure(Context& context, const Workload& workload, Cache& cache, float* out) {
+double decode_measure(Context& context, const Workload& workload, Cache& cache,
+                      std::span<float> out) {
   constexpr int kWarm = 3, kSteps = 45;
   constexpr double kPatience = 3;  // seconds
   const Method& method = method_for(cache.spec().settings.method);
@@ -78,7 +82,8 @@ double decode_measure(Context& context, const Workload& workload, Cache& cache, 
   for (int i = 0; i < kWarm + kSteps && (spent < kPatience || i < kWarm + 5); ++i) {
     interrupt_check();
     const std::int64_t token = i % workload.length();
-    const Run run{&cache, workload.queries(token, 1), workload.entries(token, 1), out, nullptr};
+    const Run run{&cache, workload.queries(token, 1), workload.entries(token, 1), out.data(),
+                  nullptr};
     const double seconds = seconds_of([&] {
       method.forward(context, workload.weights(), {&run, 1});
     });

@@ -5,8 +5,7 @@
 
 #include <lca/method.h>
 
-#include <optional>
-#include <vector>
+#include <span>
 
 namespace lca::cli {
 
@@ -24,13 +23,14 @@ struct Prefill {
 
 /// Prefills an empty cache with the whole workload; outputs go to `out` [L,H,d_v].
 Prefill prefill_measure(Context& context, const LayerSpec& spec, const Workload& workload,
-                        float* out);
+                        std::span<float> out);
 
 /// Seconds to take a whole prompt into an empty cache and condense it, without attending.
 double take_measure(Context& context, const LayerSpec& spec, const Workload& workload);
 
 /// Seconds of one decode step: the median of several that follow `cache`. `out` holds [H,d_v].
-double decode_measure(Context& context, const Workload& workload, Cache& cache, float* out);
+double decode_measure(Context& context, const Workload& workload, Cache& cache,
+                      std::span<float> out);
 
 /// oneDNN's float32 product of 2048³ on `threads` threads, in GFLOP/s: the best of a few.
 double gemm_gflops_measure(int threads);

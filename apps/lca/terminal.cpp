@@ -195,7 +195,7 @@ std::string Progress::line(Clock::time_point now) const {
   const std::size_t used = text_width(label_) + text_width(tail) + 4;
   if (columns < used + 4) return label_ + tail;
   const std::size_t width = std::min<std::size_t>(columns - used, 40);
-  const auto full = static_cast<std::size_t>(share * static_cast<double>(width) + 0.5);
+  const auto full = static_cast<std::size_t>(std::lround(share * static_cast<double>(width)));
   std::string bar;
   for (std::size_t i = 0; i < width; ++i) bar += i < full ? "█" : "░";
   return fmt::format("{}  {} {}", label_, bar, tail);

@@ -134,7 +134,7 @@ std::vector<double> rope_frequencies(std::int64_t width) {
 
 void rope_apply(const std::vector<double>& frequencies, std::int64_t t, float* values) {
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
-    const double angle = static_cast<double>(t) * frequencies[i];
+    const auto angle = static_cast<double>(t) * frequencies[i];
     const auto cosine = static_cast<float>(std::cos(angle));
     const auto sine = static_cast<float>(std::sin(angle));
     const float x = values[2 * i], y = values[2 * i + 1];
@@ -211,8 +211,8 @@ Workload::Workload(const AttentionShape& shape, DType dtype, std::int64_t length
 }
 
 double Workload::bytes_planned(const AttentionShape& shape, DType dtype, std::int64_t length) {
-  const double row = static_cast<double>(shape.heads * shape.d_score() + shape.entry_values());
-  const double weights =
+  const auto row = static_cast<double>(shape.heads * shape.d_score() + shape.entry_values());
+  const auto weights =
       static_cast<double>(shape.heads * (shape.d_nope + shape.d_value) * shape.d_latent);
   return (static_cast<double>(length) * row + weights) * static_cast<double>(dtype_bytes(dtype));
 }
@@ -236,7 +236,7 @@ Workload Workload::text_like(Context& context, const LayerSpec& spec, std::int64
   Workload made(shape, spec.dtype, length);
   const std::vector<float> hidden = hidden_states(length);
   // A query meets its own token's key at a logit of about 8, whatever the widths.
-  const double width = static_cast<double>(shape.d_score());
+  const auto width = static_cast<double>(shape.d_score());
   const auto gain = static_cast<float>(8 / (width * spec.softmax_scale()));
   const bool mla = shape.form == Form::mla;
 

@@ -3,9 +3,9 @@
 
 extern "C" {
 
-const char* __asan_default_options() {
-  return "strict_string_checks=1:detect_stack_use_after_return=1";
-}
+// Not detect_stack_use_after_return: GCC 12 does not align 64-byte vectors on the fake stack that it
+// needs, and the kernels crash on them.
+const char* __asan_default_options() { return "strict_string_checks=1"; }
 
 const char* __ubsan_default_options() { return "print_stacktrace=1"; }
 

@@ -10,10 +10,8 @@
 #include "attention/attend.h"
 #include "attention/cache_state.h"
 #include "attention/cpu/tile.h"
-#include "attention/cpu/vector.h"
 #include "core/threads.h"
 #include "core/workspace.h"
-#include "ops/matmul.h"
 
 namespace lca {
 
@@ -21,13 +19,12 @@ namespace {
 
 using namespace cpu;
 
-/// Rows that are laid out in one task; a multiple of the panel.
-constexpr std::int64_t kChunk = 256;
+/// Rows that are laid out in one task.
+constexpr std::int64_t kChunk = kRebuildRows;
 
 /// Whether every product of this call can run on bfloat16 pairs.
 bool uses_bf16(const LayerSpec& spec, const LayerWeights& weights, std::span<const Run> runs) {
-  const bool cpu_has = bf16_kernels() != nullptr && matmul_has_bf16() &&
-                       (hwy::SupportedTargets() & HWY_AVX3) != 0;
+  const bool cpu_has = bf16_kernels() != nullptr && (hwy::SupportedTargets() & HWY_AVX3) != 0;
   if (!cpu_has || spec.dtype != DType::bf16) return false;
   const bool mla = spec.shape.form == Form::mla;
   if (mla && (weights.w_uk.dtype != DType::bf16 || weights.w_uv.dtype != DType::bf16)) return false;
@@ -62,29 +59,28 @@ struct RunMemory {
         bias(carver.take<float>(round_up(group_count, kPanel))) {}
 };
 
-/// Memory that all runs share: weights of one head in float32 where they are not stored so, and
-/// each worker's own.
+/// Memory that all runs share: packed weights of one head, and each worker's own.
 struct SharedMemory {
   struct Worker {
     float* tile;
-    float* product;    ///< [max(d_n, d_v)][kChunk]
-    std::byte* rows;   ///< [kChunk][d_semantic] where sink and window meet, or widened
+    float* rebuild;
+    std::byte* rows;  ///< [kChunk][d_semantic] where sink and window meet
   };
-  float *w_uk, *w_uv;
+  std::uint32_t *w_uk, *w_uv;
   std::vector<Worker> workers;
 
-  SharedMemory(Carver& carver, const AttentionShape& shape, int threads) {
-    const std::int64_t latent = shape.form == Form::mla ? shape.d_latent : 0;
-    w_uk = carver.take<float>(shape.d_nope * latent);
-    w_uv = carver.take<float>(shape.d_value * latent);
+  SharedMemory(Carver& carver, const AttentionShape& shape, int threads, bool bf16) {
+    w_uk = carver.take<std::uint32_t>(packed_key_words(shape.d_nope, shape.d_latent, bf16));
+    w_uv = carver.take<std::uint32_t>(packed_key_words(shape.d_value, shape.d_latent, bf16));
     for (int i = 0; i < threads; ++i) {
       Worker worker{};
       worker.tile =
           carver.take<float>(tile_scratch_floats(shape.d_nope, shape.d_rope, shape.d_value));
-      worker.product = carver.take<float>(kChunk * std::max(shape.d_nope, shape.d_value));
-      worker.rows = carver.take<std::byte>(
-          kChunk * static_cast<std::int64_t>(sizeof(float)) *
-          std::max({shape.d_semantic(), shape.d_positional()}));
+      worker.rebuild = carver.take<float>(
+          shape.form == Form::mla ? rebuild_scratch_floats(shape.d_latent) : 0);
+      worker.rows =
+          carver.take<std::byte>(kChunk * static_cast<std::int64_t>(sizeof(float)) *
+                                 std::max(shape.d_semantic(), shape.d_positional()));
       workers.push_back(worker);
     }
   }
@@ -125,7 +121,7 @@ class Prefill {
     if (shape_.form == Form::mla) {
       pack_all(&Prefill::pack_rope, 0);
       for (std::int64_t head = 0; head < shape_.heads; ++head) {
-        widen_weights(head);
+        pack_weights(head);
         pack_all(&Prefill::rebuild, head);
         if (head == 0) pack_bias(0);
         attend_heads(head, 1);
@@ -146,7 +142,7 @@ class Prefill {
       const Cache::State& state = run.cache->state();
       memory_.emplace_back(carver, shape_, state.groups.rows(), state.rows(), bf16_);
     }
-    shared_.emplace(carver, shape_, context_.threads());
+    shared_.emplace(carver, shape_, context_.threads(), bf16_);
   }
 
   /// Lists what the queries see, chunk by chunk, and the tiles.
@@ -226,53 +222,35 @@ class Prefill {
   }
 
   /// MLA: keys W_uk·c and values W_uv·c of one head for one chunk.
-  void rebuild(const ChunkTask& chunk, int worker, std::int64_t head) {
-    const SharedMemory::Worker& mine = shared_->workers[static_cast<std::size_t>(worker)];
-    ConstTensor latents = gather(chunk, worker, true, 0);
-    if (!bf16_ && latents.dtype != DType::f32) latents = widen(latents, mine);
-    const MatrixView c{latents.data, latents.dtype, chunk.count, shape_.d_latent,
-                       latents.stride[0]};
+  void rebuild(const ChunkTask& chunk, int worker, std::int64_t) {
     Segment& to = segment(chunk);
-    matmul_nt(weight(weights_.w_uk, shared_->w_uk, head, shape_.d_nope), c, mine.product, kChunk);
-    pack_keys_transposed(mine.product, kChunk, chunk.count, shape_.d_nope, bf16_,
-                         key_panels(to.nope, chunk, shape_.d_nope));
-    matmul_nt(c, weight(weights_.w_uv, shared_->w_uv, head, shape_.d_value), mine.product,
-              shape_.d_value);
-    pack_values(mine.product, DType::f32, shape_.d_value, chunk.count, shape_.d_value, bf16_,
-                chunk.first, round_up(to.count, kPanel), to.values);
+    Rebuild task;
+    task.latents = gather(chunk, worker, true, 0);
+    task.bf16 = bf16_;
+    task.d_nope = shape_.d_nope;
+    task.d_value = shape_.d_value;
+    task.w_uk = shared_->w_uk;
+    task.w_uv = shared_->w_uv;
+    task.keys = key_panels(to.nope, chunk, shape_.d_nope);
+    task.values = to.values;
+    task.first = chunk.first;
+    task.capacity = round_up(to.count, kPanel);
+    task.scratch = shared_->workers[static_cast<std::size_t>(worker)].rebuild;
+    rebuild_keys_values(task);
   }
 
-  /// bfloat16 latents as float32, in the worker's memory; rows gathered there are done last first,
-  /// so that none is overwritten before it is read.
-  ConstTensor widen(const ConstTensor& rows, const SharedMemory::Worker& mine) const {
-    const std::int64_t count = rows.shape[0];
-    const std::int64_t width = rows.shape[2];
-    auto* to = reinterpret_cast<float*>(mine.rows);
-    std::vector<float> row(static_cast<std::size_t>(width));
-    for (std::int64_t i = count - 1; i >= 0; --i) {
-      vector_widen(rows.row(i), rows.dtype, width, row.data());
-      std::copy(row.begin(), row.end(), to + i * width);
-    }
-    return ConstTensor(to, DType::f32, {count, 1, width});
-  }
-
-  bool widens_weights(const ConstTensor& w) const { return !bf16_ && w.dtype != DType::f32; }
-
-  MatrixView weight(const ConstTensor& w, const float* wide, std::int64_t head,
-                    std::int64_t rows) const {
-    if (widens_weights(w)) return {wide, DType::f32, rows, shape_.d_latent, shape_.d_latent};
-    return {w.row(head), w.dtype, rows, shape_.d_latent, w.stride[1]};
-  }
-
-  void widen_weights(std::int64_t head) {
-    const auto widen_one = [&](const ConstTensor& w, float* to, std::int64_t rows) {
-      if (!widens_weights(w)) return;
-      for (std::int64_t i = 0; i < rows; ++i) {
-        vector_widen(w.row(head, i), w.dtype, shape_.d_latent, to + i * shape_.d_latent);
-      }
-    };
-    widen_one(weights_.w_uk, shared_->w_uk, shape_.d_nope);
-    widen_one(weights_.w_uv, shared_->w_uv, shape_.d_value);
+  /// MLA: one head's weights, their rows packed like keys.
+  void pack_weights(std::int64_t head) {
+    const std::int64_t key_panels = ceil_div(shape_.d_nope, kPanel);
+    context_.pool().run(key_panels + ceil_div(shape_.d_value, kPanel), [&](std::int64_t i, int) {
+      const bool keys = i < key_panels;
+      const ConstTensor& w = keys ? weights_.w_uk : weights_.w_uv;
+      const std::int64_t row = (keys ? i : i - key_panels) * kPanel;
+      pack_keys(w.row(head, row), w.dtype, w.stride[1], std::min(kPanel, w.shape[1] - row),
+                shape_.d_latent, bf16_,
+                (keys ? shared_->w_uk : shared_->w_uv) +
+                    packed_key_words(row, shape_.d_latent, bf16_));
+    });
   }
 
   bool has_bias() const {
@@ -291,13 +269,33 @@ class Prefill {
 
   /// Query heads head … head + count − 1, which share the packed keys.
   void attend_heads(std::int64_t head, std::int64_t count) {
-    context_.pool().run(
-        static_cast<std::int64_t>(tiles_.size()) * count, [&](std::int64_t task, int worker) {
-          attend_tile(tiles_[static_cast<std::size_t>(task / count)], head + task % count, worker);
-        });
+    const std::int64_t tasks = static_cast<std::int64_t>(tiles_.size()) * count;
+    context_.pool().run(tasks, [&](std::int64_t task, int worker) {
+      Tile tile = make_tile(task, head, count);
+      const std::int64_t later = task + context_.threads();
+      if (later < tasks) fetch_ahead(make_tile(later, head, count), tile);
+      tile.scratch = shared_->workers[static_cast<std::size_t>(worker)].tile;
+      tile_attend(tile);
+    });
   }
 
-  void attend_tile(const TileTask& task, std::int64_t head, int worker) {
+  static void fetch_ahead(const Tile& later, Tile& tile) {
+    const auto rows_of = [&](const ConstTensor& q) {
+      const auto bytes = static_cast<std::int64_t>(dtype_bytes(q.dtype));
+      return RowsAhead{static_cast<const char*>(q.data), q.stride[0] * bytes, q.shape[2] * bytes,
+                       q.empty() ? 0 : later.rows};
+    };
+    constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
+    tile.ahead[0] = rows_of(later.q_nope);
+    tile.ahead[1] = rows_of(later.q_rope);
+    tile.ahead[2] = {reinterpret_cast<const char*>(later.out), later.out_stride * kFloat,
+                     later.d_value * kFloat, later.rows};
+  }
+
+  /// Task number `number` of those that share packed keys among `count` heads from `head` on.
+  Tile make_tile(std::int64_t number, std::int64_t first_head, std::int64_t count) const {
+    const TileTask& task = tiles_[static_cast<std::size_t>(number / count)];
+    const std::int64_t head = first_head + number % count;
     const Run& run = runs_[task.run];
     const Cache::State& state = run.cache->state();
     const RunMemory& memory = memory_[task.run];
@@ -325,8 +323,7 @@ class Prefill {
     tile.out = run.out + task.row * tile.out_stride + head * shape_.d_value;
     tile.lse_stride = shape_.heads;
     tile.lse = run.lse == nullptr ? nullptr : run.lse + task.row * shape_.heads + head;
-    tile.scratch = shared_->workers[static_cast<std::size_t>(worker)].tile;
-    tile_attend(tile);
+    return tile;
   }
 
   Context& context_;
@@ -355,7 +352,7 @@ std::size_t attend_tiles_workspace_bytes(const LayerSpec& spec, std::int64_t row
   const bool bf16 = spec.dtype == DType::bf16 && bf16_kernels() != nullptr;
   Carver carver;
   const RunMemory memory(carver, spec.shape, groups, rows, bf16);
-  const SharedMemory shared(carver, spec.shape, threads);
+  const SharedMemory shared(carver, spec.shape, threads, bf16);
   return carver.used();
 }
 

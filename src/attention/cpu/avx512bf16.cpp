@@ -44,33 +44,43 @@ inline void accumulate(const std::uint32_t* left, const std::uint32_t* right, st
   }
 }
 
+/// The same over the whole depth of packed queries.
 template <int kVectors>
-inline void column_scores(const PanelPair<std::uint32_t>& p, std::int64_t column, float* scores) {
+inline void accumulate_depth(const std::uint32_t* q, const std::uint32_t* keys, std::int64_t words,
+                             __m512 (&acc)[kRows][kVectors]) {
+  for (; words > 0; words -= kDepth, q += kRows * kDepth, keys += kDepth * kPanel) {
+    accumulate<1, kDepth>(q, keys, words < kDepth ? words : kDepth, acc);
+  }
+}
+
+template <int kVectors>
+inline void column_scores(const PanelPair<std::uint32_t>& p, std::int64_t column, float* scores,
+                          std::int64_t stride) {
   __m512 acc[kRows][kVectors];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_setzero_ps();
   }
-  accumulate<kRows, 1>(p.q_nope, p.k_nope + column, p.depth_nope, acc);
-  accumulate<kRows, 1>(p.q_rope, p.k_rope + column, p.depth_rope, acc);
+  accumulate_depth(p.q_nope, p.k_nope + column, p.depth_nope, acc);
+  accumulate_depth(p.q_rope, p.k_rope + column, p.depth_rope, acc);
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      _mm512_storeu_ps(scores + r * kBlockKeys + column + v * kLanes, acc[r][v]);
+      _mm512_storeu_ps(scores + r * stride + column + v * kLanes, acc[r][v]);
     }
   }
 }
 
 void panel_scores(const PanelPair<std::uint32_t>& p, std::int64_t from, std::int64_t to,
-                  float* scores) {
+                  float* scores, std::int64_t stride) {
   if (from >= kLanes) {
-    column_scores<1>(p, kLanes, scores);
+    column_scores<1>(p, kLanes, scores, stride);
   } else if (to <= kLanes) {
-    column_scores<1>(p, 0, scores);
+    column_scores<1>(p, 0, scores, stride);
   } else {
-    column_scores<2>(p, 0, scores);
+    column_scores<2>(p, 0, scores, stride);
   }
 }
 

@@ -30,11 +30,12 @@ using cpu::vector_add_scaled;
 using cpu::vector_dot;
 using cpu::vector_max;
 using cpu::vector_store;
+using cpu::vector_sum_rows;
 using cpu::vector_widen;
 
 /// Groups in a batch: enough rows for a good matrix product, few enough to stay in the cache.
 std::int64_t batch_groups(const Settings& settings) {
-  constexpr std::int64_t kMost = 32;
+  constexpr std::int64_t kMost = 64;
   constexpr std::int64_t kTokens = 4096;
   return std::clamp<std::int64_t>(kTokens / settings.group, 1, kMost);
 }
@@ -51,7 +52,7 @@ struct Scratch {
   float* semantic;    ///< [vectors][G][d_c], MLA: score vectors against latents
   float* positional;  ///< [G][KV][vectors][d_rope]: score vectors against keys
   float* weight;      ///< [d_n][d_c], one head of W_uk in float32
-  float* row;         ///< one pooled row
+  float* pooled;      ///< [d_semantic + d_positional]: a representative before it is rounded
 
   Scratch(Carver& carver, const LayerSpec& spec) {
     const AttentionShape& shape = spec.shape;
@@ -62,7 +63,7 @@ struct Scratch {
     semantic = carver.take<float>(vectors * groups * shape.d_latent);
     positional = carver.take<float>(groups * shape.kv_heads * vectors * shape.d_rope);
     weight = carver.take<float>(shape.d_nope * shape.d_latent);
-    row = carver.take<float>(std::max(shape.d_semantic(), shape.d_positional()));
+    pooled = carver.take<float>(shape.d_semantic() + shape.d_positional());
   }
 };
 
@@ -100,44 +101,27 @@ class Batch {
     const std::int64_t prompt =
         spec_.settings.summary == Summary::prompt ? state_.length : std::int64_t{0};
     const Range range = state_.layout.summary_range(first_ + i, prompt);
-    const std::int64_t d_nope = shape_.d_nope;
-    const std::int64_t d_rope = shape_.d_rope;
-    for (std::int64_t head = 0; head < shape_.heads; ++head) {
-      float* nope = scratch_.mean_nope + (head * summaries_ + i) * d_nope;
-      float* rope = scratch_.mean_rope + (i * shape_.heads + head) * d_rope;
-      std::fill_n(nope, d_nope, 0.0F);
-      std::fill_n(rope, d_rope, 0.0F);
-    }
     // Queries of this run are in the caller's memory, earlier ones in the cache.
-    const std::int64_t run_queries = run_.queries.rope.shape[0];
-    const std::int64_t run_first = state_.length - run_queries;
+    const Queries& run = run_.queries;
+    const std::int64_t run_first = state_.length - run.rope.shape[0];
     const std::int64_t kept_first = run_first - state_.queries.rows();
+    const std::int64_t split = std::clamp(run_first, range.begin, range.end);
     const float share = 1.0F / static_cast<float>(range.size());
-    for (std::int64_t t = range.begin; t < range.end; ++t) {
-      const auto* kept = t < run_first ? reinterpret_cast<const float*>(
-                                             state_.queries.row(t - kept_first))
-                                       : nullptr;
-      for (std::int64_t head = 0; head < shape_.heads; ++head) {
-        float* nope = scratch_.mean_nope + (head * summaries_ + i) * d_nope;
-        float* rope = scratch_.mean_rope + (i * shape_.heads + head) * d_rope;
-        if (kept != nullptr) {
-          const float* row = kept + head * shape_.d_score();
-          vector_add_scaled(1, row, DType::f32, d_nope, nope);
-          vector_add_scaled(1, row + d_nope, DType::f32, d_rope, rope);
-        } else {
-          const Queries& q = run_.queries;
-          if (d_nope > 0) {
-            vector_add_scaled(1, q.nope.row(t - run_first, head), q.nope.dtype, d_nope, nope);
-          }
-          vector_add_scaled(1, q.rope.row(t - run_first, head), q.rope.dtype, d_rope, rope);
-        }
-      }
-    }
     for (std::int64_t head = 0; head < shape_.heads; ++head) {
-      float* nope = scratch_.mean_nope + (head * summaries_ + i) * d_nope;
-      float* rope = scratch_.mean_rope + (i * shape_.heads + head) * d_rope;
-      for (std::int64_t k = 0; k < d_nope; ++k) nope[k] *= share;
-      for (std::int64_t k = 0; k < d_rope; ++k) rope[k] *= share;
+      float* nope = scratch_.mean_nope + (head * summaries_ + i) * shape_.d_nope;
+      float* rope = scratch_.mean_rope + (i * shape_.heads + head) * shape_.d_rope;
+      if (shape_.d_nope > 0) {
+        vector_sum_rows(share, run.nope.row(split - run_first, head), run.nope.dtype,
+                        run.nope.stride[0], range.end - split, shape_.d_nope, nope);
+      }
+      vector_sum_rows(share, run.rope.row(split - run_first, head), run.rope.dtype,
+                      run.rope.stride[0], range.end - split, shape_.d_rope, rope);
+      for (std::int64_t t = range.begin; t < split; ++t) {
+        const float* kept = reinterpret_cast<const float*>(state_.queries.row(t - kept_first)) +
+                            head * shape_.d_score();
+        vector_add_scaled(share, kept, DType::f32, shape_.d_nope, nope);
+        vector_add_scaled(share, kept + shape_.d_nope, DType::f32, shape_.d_rope, rope);
+      }
     }
   }
 
@@ -156,9 +140,9 @@ class Batch {
         stride = shape_.d_latent;
       }
       const bool summed = vectors_ == 1;
-      matmul_nn({scratch_.mean_nope + head * summaries_ * shape_.d_nope, DType::f32, summaries_,
-                 shape_.d_nope, shape_.d_nope},
-                {matrix, DType::f32, shape_.d_nope, shape_.d_latent, stride},
+      matmul_nn({scratch_.mean_nope + head * summaries_ * shape_.d_nope, summaries_, shape_.d_nope,
+                 shape_.d_nope},
+                {matrix, shape_.d_nope, shape_.d_latent, stride},
                 scratch_.semantic + (summed ? 0 : head * summaries_ * shape_.d_latent),
                 shape_.d_latent, summed && head > 0);
     }
@@ -182,18 +166,18 @@ class Batch {
   }
 
   /// The reduced score of one entry.
-  float score(std::int64_t summary, std::int64_t kv, const void* semantic,
-              const void* positional) const {
+  float score(std::int64_t summary, std::int64_t kv, const void* semantic, const void* positional,
+              DType dtype) const {
     float best = -std::numeric_limits<float>::infinity();
     for (std::int64_t vector = 0; vector < vectors_; ++vector) {
       const float* pos =
           scratch_.positional +
           ((summary * shape_.kv_heads + kv) * vectors_ + vector) * shape_.d_rope;
-      float sum = vector_dot(pos, positional, spec_.dtype, shape_.d_rope);
+      float sum = vector_dot(pos, positional, dtype, shape_.d_rope);
       if (shape_.form == Form::mla) {
         const float* sem =
             scratch_.semantic + (vector * summaries_ + summary) * shape_.d_latent;
-        sum += vector_dot(sem, semantic, spec_.dtype, shape_.d_latent);
+        sum += vector_dot(sem, semantic, dtype, shape_.d_latent);
       }
       best = std::max(best, sum);
     }
@@ -212,7 +196,7 @@ class Batch {
     std::int64_t best = 0;
     for (std::int64_t k = 0; k < tokens; ++k) {
       alpha[static_cast<std::size_t>(k)] =
-          score(summary, kv, group.semantic.row(k, kv), group.positional.row(k, kv));
+          score(summary, kv, group.semantic.row(k, kv), group.positional.row(k, kv), spec_.dtype);
       if (alpha[static_cast<std::size_t>(k)] > alpha[static_cast<std::size_t>(best)]) best = k;
     }
     const float top = alpha[static_cast<std::size_t>(best)];
@@ -223,29 +207,30 @@ class Batch {
     }
     for (float& a : alpha) a /= sum;
 
-    auto* semantic = state_.groups.semantic.row(j) +
-                     kv * shape_.d_semantic() * static_cast<std::int64_t>(dtype_bytes(spec_.dtype));
-    auto* positional =
-        state_.groups.positional.row(j) +
-        kv * shape_.d_positional() * static_cast<std::int64_t>(dtype_bytes(spec_.dtype));
+    float* semantic = scratch_.pooled;
+    float* positional = semantic + shape_.d_semantic();
     pool_rows(spec_.settings.semantic_pool, group.semantic, kv, best, alpha, semantic);
     pool_rows(spec_.settings.positional_pool, group.positional, kv, best, alpha, positional);
+    store(semantic, shape_.d_semantic(), kv, state_.groups.semantic.row(j));
+    store(positional, shape_.d_positional(), kv, state_.groups.positional.row(j));
     if (spec_.settings.mass == Mass::score) {
-      // The score of what was stored, rounding and all: that is what later queries will see.
-      const float own = score(summary, kv, semantic, positional);
+      const float own = score(summary, kv, semantic, positional, DType::f32);
       reinterpret_cast<float*>(state_.bias.row(j))[kv] = top + std::log(sum) - own;
     }
   }
 
-  void pool_rows(Pool kind, const ConstTensor& rows, std::int64_t kv, std::int64_t best,
-                 const std::vector<float>& alpha, void* to) const {
+  void store(const float* pooled, std::int64_t width, std::int64_t kv, std::byte* row) const {
+    vector_store(pooled, width, spec_.dtype,
+                 row + kv * width * static_cast<std::int64_t>(dtype_bytes(spec_.dtype)));
+  }
+
+  static void pool_rows(Pool kind, const ConstTensor& rows, std::int64_t kv, std::int64_t best,
+                        const std::vector<float>& alpha, float* pooled) {
     const std::int64_t width = rows.shape[2];
     if (kind == Pool::select) {
-      std::memcpy(to, rows.row(best, kv),
-                  static_cast<std::size_t>(width) * dtype_bytes(rows.dtype));
+      vector_widen(rows.row(best, kv), rows.dtype, width, pooled);
       return;
     }
-    float* pooled = scratch_.row;
     std::fill_n(pooled, width,
                 kind == Pool::max ? -std::numeric_limits<float>::infinity() : 0.0F);
     const float share = 1.0F / static_cast<float>(rows.shape[0]);
@@ -257,7 +242,6 @@ class Batch {
         vector_add_scaled(weight, rows.row(k, kv), rows.dtype, width, pooled);
       }
     }
-    vector_store(pooled, width, rows.dtype, to);
   }
 
   const LayerWeights& weights_;

@@ -54,31 +54,6 @@ void PackKeys(const void* source, DType dtype, std::int64_t stride, std::int64_t
   }
 }
 
-void PackKeysTransposed(const float* source, std::int64_t stride, std::int64_t count,
-                        std::int64_t depth, bool bf16, std::uint32_t* to) {
-  const std::int64_t words = bf16 ? ceil_div(depth, 2) : depth;
-  for (std::int64_t panel = 0; panel < count; panel += kPanel) {
-    const std::int64_t keys = std::min(kPanel, count - panel);
-    if (keys < kPanel) std::fill_n(to, words * kPanel, 0U);
-    for (std::int64_t k = 0; k < words; ++k) {
-      std::uint32_t* HWY_RESTRICT out = to + k * kPanel;
-      if (!bf16) {
-        const float* HWY_RESTRICT row = source + k * stride + panel;
-        for (std::int64_t i = 0; i < keys; ++i) out[i] = Bits(row[i]);
-        continue;
-      }
-      const float* HWY_RESTRICT low = source + 2 * k * stride + panel;
-      if (2 * k + 1 < depth) {
-        const float* HWY_RESTRICT high = low + stride;
-        for (std::int64_t i = 0; i < keys; ++i) out[i] = Rounded(low[i]) | Rounded(high[i]) << 16;
-      } else {
-        for (std::int64_t i = 0; i < keys; ++i) out[i] = Rounded(low[i]);
-      }
-    }
-    to += words * kPanel;
-  }
-}
-
 template <typename T>
 void PackValuesOf(const T* source, std::int64_t stride, std::int64_t count, std::int64_t columns,
                   bool bf16, std::int64_t first, std::int64_t capacity, std::uint32_t* to) {
@@ -134,17 +109,11 @@ HWY_AFTER_NAMESPACE();
 namespace lca::cpu {
 
 HWY_EXPORT(PackKeys);
-HWY_EXPORT(PackKeysTransposed);
 HWY_EXPORT(PackValues);
 
 void pack_keys(const void* source, DType dtype, std::int64_t stride, std::int64_t count,
                std::int64_t depth, bool bf16, std::uint32_t* to) {
   HWY_DYNAMIC_DISPATCH(PackKeys)(source, dtype, stride, count, depth, bf16, to);
-}
-
-void pack_keys_transposed(const float* source, std::int64_t stride, std::int64_t count,
-                          std::int64_t depth, bool bf16, std::uint32_t* to) {
-  HWY_DYNAMIC_DISPATCH(PackKeysTransposed)(source, stride, count, depth, bf16, to);
 }
 
 void pack_values(const void* source, DType dtype, std::int64_t stride, std::int64_t count,

@@ -5,82 +5,17 @@
 #include "attention/cpu/targets.h"
 #include <hwy/foreach_target.h>
 // clang-format off: the shared pieces must come after foreach_target
-#include "attention/cpu/simd-inl.h"
+#include "attention/cpu/panel-inl.h"
 // clang-format on
-
-#include <hwy/cache_control.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
 
-#include "core/bf16.h"
-
 HWY_BEFORE_NAMESPACE();
 namespace lca::cpu {
 namespace HWY_NAMESPACE {
-
-// Rows of queries whose scores stay in registers: two vectors of keys each, beside the two vectors
-// of the panel and a broadcast. 32 registers hold 12 rows, 16 hold 6.
-#if HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON
-constexpr int kRows = 12;
-#else
-constexpr int kRows = 6;
-#endif
-static_assert(kTileRows % kRows == 0 && kTileRows % kBf16Rows == 0);
-
-/// acc[r][v] += Σ_k left[k·kLeftStep + r·kLeftRow] · right[k·32 + v·lanes …].
-template <int kLeftStep, int kLeftRow, int kVectors>
-HWY_INLINE void Accumulate(const float* HWY_RESTRICT left, const float* HWY_RESTRICT right,
-                           std::int64_t depth, VF (&acc)[kRows][kVectors]) {
-  const DF d;
-  const std::int64_t lanes = Lanes();
-  for (std::int64_t k = 0; k < depth; ++k) {
-    VF b[kVectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) b[v] = hn::LoadU(d, right + v * lanes);
-#pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r) {
-      const VF a = hn::Set(d, left[r * kLeftRow]);
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::MulAdd(a, b[v], acc[r][v]);
-    }
-    left += kLeftStep;
-    right += kPanel;
-  }
-}
-
-/// Scores of kRows queries against kVectors vectors of keys from `column` on.
-template <int kVectors>
-HWY_INLINE void ColumnScores(const PanelPair<float>& p, std::int64_t column, float* scores) {
-  const DF d;
-  const std::int64_t lanes = Lanes();
-  VF acc[kRows][kVectors];
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::Zero(d);
-  }
-  Accumulate<kRows, 1>(p.q_nope, p.k_nope + column, p.depth_nope, acc);
-  Accumulate<kRows, 1>(p.q_rope, p.k_rope + column, p.depth_rope, acc);
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      hn::StoreU(acc[r][v], d, scores + r * kBlockKeys + column + v * lanes);
-    }
-  }
-}
-
-/// Scores of kRows queries against keys [from, to) of one panel of 32, and a few around them.
-HWY_INLINE void PanelScores(const PanelPair<float>& p, std::int64_t from, std::int64_t to,
-                            float* scores) {
-  const std::int64_t lanes = Lanes();
-  std::int64_t column = from / lanes * lanes;
-  for (; column + lanes < to; column += 2 * lanes) ColumnScores<2>(p, column, scores);
-  if (column < to) ColumnScores<1>(p, column, scores);
-}
 
 /// out = out·factor + weights·values for kRows queries and one panel of 32 columns.
 HWY_INLINE void PanelOutputs(const float* weights, const float* values, std::int64_t keys,
@@ -104,8 +39,6 @@ HWY_INLINE void PanelOutputs(const float* weights, const float* values, std::int
   }
 }
 
-constexpr std::int64_t kRowsAhead = 8;  ///< how far ahead queries are fetched
-
 /// What one row sees of a block, as indices into the block.
 struct Span {
   std::int64_t sink_end = 0;  ///< [0, sink_end)
@@ -122,12 +55,14 @@ class TileWork {
  public:
   explicit TileWork(const Tile& tile) : t_(tile) {
     d_value_padded_ = round_up(t_.d_value, kPanel);
-    rows_per_call_ = t_.bf16 ? kBf16Rows : kRows;
+    rows_per_call_ = RowsPerCall(t_.bf16);
     rows_padded_ = round_up(t_.rows, rows_per_call_);
     words_nope_ = t_.bf16 ? ceil_div(t_.d_nope, 2) : t_.d_nope;
     words_rope_ = t_.bf16 ? ceil_div(t_.d_rope, 2) : t_.d_rope;
     q_ = t_.scratch;
-    scores_ = q_ + kTileRows * (t_.d_nope + t_.d_rope + 2);
+    q_words_nope_ = round_up(words_nope_, kDepth);
+    q_words_rope_ = round_up(words_rope_, kDepth);
+    scores_ = q_ + kTileRows * (q_words_nope_ + q_words_rope_);
     out_ = scores_ + kTileRows * kBlockKeys;
     top_ = out_ + kTileRows * d_value_padded_;
     sum_ = top_ + kTileRows;
@@ -137,16 +72,21 @@ class TileWork {
     std::fill_n(sum_, kTileRows, 0.0F);
     std::fill_n(factor_, kTileRows, 1.0F);
     std::fill_n(out_, rows_padded_ * d_value_padded_, 0.0F);
-    std::fill_n(scores_, kTileRows * kBlockKeys, 0.0F);
+    // Rows past the last query take part in the products; they must not bring in anything odd.
+    std::fill_n(scores_ + t_.rows * kBlockKeys, (rows_padded_ - t_.rows) * kBlockKeys, 0.0F);
     PackQueries();
   }
 
   void Run() {
     RowSpans spans;
+    RowSpans group_spans;
     std::int64_t window_begin = 0;
     std::int64_t sink_end = 0;
+    std::int64_t groups = 0;
     for (std::int64_t r = 0; r < t_.rows; ++r) {
       const Visible v = t_.layout.visible(t_.first + r);
+      group_spans.row[r] = {0, 0, v.groups};
+      groups = std::max(groups, v.groups);
       spans.row[r] = {v.sink.end, v.window.begin - t_.dropped, v.window.end - t_.dropped};
       // Tokens that were never dropped keep their place; the sink lies before them.
       if (v.window.begin <= v.sink.end) spans.row[r] = {0, v.sink.begin, v.window.end - t_.dropped};
@@ -161,70 +101,20 @@ class TileWork {
     key = std::max(key, window_begin / kPanel * kPanel);
     for (; key < window_end; key += kBlockKeys) Block(t_.tokens, key, spans, false);
 
-    std::int64_t groups = 0;
-    for (std::int64_t r = 0; r < t_.rows; ++r) {
-      spans.row[r] = {0, 0, t_.layout.visible(t_.first + r).groups};
-      groups = std::max(groups, spans.row[r].end);
-    }
-    for (key = 0; key < groups; key += kBlockKeys) Block(t_.groups, key, spans, true);
+    for (key = 0; key < groups; key += kBlockKeys) Block(t_.groups, key, group_spans, true);
     Finish();
   }
 
  private:
-  template <typename T>
-  static void PackQueryPart(const T* from, std::int64_t token_stride, std::int64_t rows,
-                            std::int64_t rows_padded, std::int64_t depth, int unit, bool bf16,
-                            std::uint32_t* to) {
-    const std::int64_t words = bf16 ? ceil_div(depth, 2) : depth;
-    for (std::int64_t r = 0; r < rows_padded; ++r) {
-      std::uint32_t* column = to + r / unit * unit * words + r % unit;
-      const T* row = from + r * token_stride;
-      // Rows of one head lie far apart: no hardware prefetcher sees the next one coming.
-      if (r + kRowsAhead < rows) {
-        const auto* ahead = reinterpret_cast<const char*>(row + kRowsAhead * token_stride);
-        for (std::int64_t byte = 0; byte < depth * static_cast<std::int64_t>(sizeof(T));
-             byte += 64) {
-          hwy::Prefetch(ahead + byte);
-        }
-      }
-      for (std::int64_t k = 0; k < words; ++k) {
-        std::uint32_t word = 0;
-        if (r < rows) {
-          if constexpr (sizeof(T) == 2) {
-            if (bf16) {
-              word = row[2 * k];
-              if (2 * k + 1 < depth) word |= static_cast<std::uint32_t>(row[2 * k + 1]) << 16;
-            } else {
-              word = static_cast<std::uint32_t>(row[k]) << 16;
-            }
-          } else {
-            std::memcpy(&word, row + k, 4);
-          }
-        }
-        column[k * unit] = word;
-      }
-    }
-  }
-
-  void PackQueryTensor(const ConstTensor& q, std::int64_t depth, std::uint32_t* to) const {
-    if (depth == 0) return;
-    if (q.dtype == DType::f32) {
-      PackQueryPart(static_cast<const float*>(q.data), q.stride[0], t_.rows, rows_padded_, depth,
-                    rows_per_call_, false, to);
-    } else {
-      PackQueryPart(static_cast<const std::uint16_t*>(q.data), q.stride[0], t_.rows, rows_padded_,
-                    depth, rows_per_call_, t_.bf16, to);
-    }
-  }
-
   void PackQueries() {
     auto* words = reinterpret_cast<std::uint32_t*>(q_);
-    PackQueryTensor(t_.q_nope, t_.d_nope, words);
-    PackQueryTensor(t_.q_rope, t_.d_rope, words + kTileRows * words_nope_);
+    PackRows(t_.q_nope, t_.rows, t_.d_nope, t_.bf16, words);
+    PackRows(t_.q_rope, t_.rows, t_.d_rope, t_.bf16, words + kTileRows * q_words_nope_);
   }
 
-  /// Takes keys [key, key + 128) of a segment into account.
+  /// Takes keys [key, key + kBlockKeys) of a segment into account.
   void Block(const PackedKeys& keys, std::int64_t key, const RowSpans& segment, bool groups) {
+    FetchAhead();
     const std::int64_t block = std::min(kBlockKeys, keys.count - key);
     Span span[kTileRows];
     for (std::int64_t r = 0; r < t_.rows; ++r) {
@@ -256,6 +146,22 @@ class TileWork {
     Outputs(keys, key, seen);
   }
 
+  /// Fetches some rows of the next tile into the second-level cache. They lie far apart, so no
+  /// hardware prefetcher sees them coming, and a tile would start by waiting for each of them.
+  void FetchAhead() {
+    constexpr std::int64_t kRowsABlock = kTileRows / 4;
+    const std::int64_t end = ahead_ + kRowsABlock;
+    for (const RowsAhead& ahead : t_.ahead) {
+      for (std::int64_t r = ahead_; r < std::min(end, ahead.rows); ++r) {
+        const char* row = ahead.first + r * ahead.stride;
+        for (std::int64_t byte = 0; byte < ahead.bytes; byte += 64) {
+          __builtin_prefetch(row + byte, 0, 2);
+        }
+      }
+    }
+    ahead_ = end;
+  }
+
   void Scores(const PackedKeys& keys, std::int64_t key, std::int64_t block, const Range* seen) {
     const auto* words = reinterpret_cast<const std::uint32_t*>(q_);
     for (std::int64_t panel = 0; panel < block; panel += kPanel) {
@@ -264,19 +170,13 @@ class TileWork {
       for (std::int64_t r0 = 0; r0 < t_.rows; r0 += rows_per_call_) {
         const Range& hull = seen[r0 / rows_per_call_];
         if (hull.end <= panel || panel + kPanel <= hull.begin) continue;
-        const std::uint32_t* q_nope = words + r0 * words_nope_;
-        const std::uint32_t* q_rope = words + kTileRows * words_nope_ + r0 * words_rope_;
+        const std::uint32_t* q_nope = words + r0 * q_words_nope_;
+        const std::uint32_t* q_rope = words + kTileRows * q_words_nope_ + r0 * q_words_rope_;
         float* scores = scores_ + r0 * kBlockKeys + panel;
         const std::int64_t from = std::max<std::int64_t>(0, hull.begin - panel);
         const std::int64_t to = std::min(kPanel, hull.end - panel);
-        if (t_.bf16) {
-          bf16_kernels()->scores({q_nope, k_nope, words_nope_, q_rope, k_rope, words_rope_}, from,
-                                 to, scores);
-        } else {
-          PanelScores({AsFloat(q_nope), AsFloat(k_nope), words_nope_, AsFloat(q_rope),
-                       AsFloat(k_rope), words_rope_},
-                      from, to, scores);
-        }
+        PanelScores({q_nope, k_nope, words_nope_, q_rope, k_rope, words_rope_}, t_.bf16, from, to,
+                    scores, kBlockKeys);
       }
     }
   }
@@ -298,12 +198,18 @@ class TileWork {
     float* row = scores_ + r * kBlockKeys;
     const VF scale = hn::Set(d, t_.scale * kLog2e);
     const VF minus_infinity = hn::Set(d, -std::numeric_limits<float>::infinity());
-    VF top = minus_infinity;
     for (std::int64_t i = from; i < begin; i += lanes) hn::StoreU(hn::Zero(d), d, row + i);
     for (std::int64_t i = end; i < to; i += lanes) hn::StoreU(hn::Zero(d), d, row + i);
+    if (bias != nullptr) {
+      const VF inverse = hn::Set(d, 1.0F / t_.scale);
+      for (std::int64_t i = begin; i < end; i += lanes) {
+        const VF x = hn::MulAdd(hn::LoadU(d, bias + i), inverse, hn::LoadU(d, row + i));
+        hn::StoreU(x, d, row + i);
+      }
+    }
+    VF top = minus_infinity;
     for (std::int64_t i = begin; i < end; i += lanes) {
-      VF x = hn::Mul(hn::LoadU(d, row + i), scale);
-      if (bias != nullptr) x = hn::MulAdd(hn::LoadU(d, bias + i), hn::Set(d, kLog2e), x);
+      VF x = hn::LoadU(d, row + i);
       if (two_ranges || i < span.begin || i + lanes > span.end) {
         const auto index = hn::Iota(di, static_cast<std::int32_t>(i));
         const auto below = [&](std::int64_t limit) HWY_ATTR {
@@ -312,16 +218,17 @@ class TileWork {
         const auto visible =
             hn::Or(below(span.sink_end), hn::AndNot(below(span.begin), below(span.end)));
         x = hn::IfThenElse(hn::RebindMask(d, visible), x, minus_infinity);
+        hn::StoreU(x, d, row + i);
       }
       top = hn::Max(top, x);
-      hn::StoreU(x, d, row + i);
     }
     const float before = top_[r];
-    const float now = std::max(before, hn::GetLane(hn::MaxOfLanes(d, top)));
+    const float now =
+        std::max(before, hn::GetLane(hn::MaxOfLanes(d, top)) * (t_.scale * kLog2e));
     const VF now_all = hn::Set(d, now);
     VF sum = hn::Zero(d);
     for (std::int64_t i = begin; i < end; i += lanes) {
-      const VF p = Exp2(hn::Sub(hn::LoadU(d, row + i), now_all));
+      const VF p = Exp2(hn::MulSub(hn::LoadU(d, row + i), scale, now_all));
       sum = hn::Add(sum, p);
       hn::StoreU(p, d, row + i);
     }
@@ -380,8 +287,10 @@ class TileWork {
   }
 
   const Tile& t_;
-  std::int64_t d_value_padded_, rows_padded_, words_nope_, words_rope_;
+  std::int64_t d_value_padded_, rows_padded_;
+  std::int64_t words_nope_, words_rope_, q_words_nope_, q_words_rope_;
   int rows_per_call_;
+  std::int64_t ahead_ = 0;
   float *q_, *scores_, *out_, *top_, *sum_, *factor_;
 };
 

@@ -6,6 +6,7 @@
 /// contracted dimension in one 32-bit word):
 ///   keys    [key / 32][depth]     [32]            [depth / 2 instead of depth]
 ///   values  [column / 32][key]    [32]            [key / 2 instead of key]
+///   queries [row / rows of a call][depth / 16][row][16], filled up with zeros
 /// Keys past the last one are zero up to the next multiple of 32.
 ///
 /// Budget of a tile at d_n + d_r = 192, d_v = 128, float32: queries 72 KiB, scores 96 KiB, outputs
@@ -25,6 +26,7 @@ namespace lca::cpu {
 constexpr std::int64_t kTileRows = 96;    ///< queries in a tile
 constexpr std::int64_t kBlockKeys = 256;  ///< keys in one step of the online softmax
 constexpr std::int64_t kPanel = 32;       ///< keys in a key panel, columns in a value panel
+constexpr std::int64_t kDepth = 16;       ///< words of a packed query that lie together
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t unit) {
   return (x + unit - 1) / unit * unit;
@@ -45,6 +47,12 @@ struct PackedKeys {
   const std::uint32_t* rope = nullptr;  ///< depth d_r (GQA: the whole key)
   const std::uint32_t* values = nullptr;
   std::int64_t count = 0;
+};
+
+/// Rows that the same worker will probably touch next, to be fetched meanwhile.
+struct RowsAhead {
+  const char* first = nullptr;
+  std::int64_t stride = 0, bytes = 0, rows = 0;
 };
 
 /// Everything a tile needs.
@@ -68,14 +76,15 @@ struct Tile {
   float* lse = nullptr;  ///< may be null
   std::int64_t lse_stride = 0;
 
+  RowsAhead ahead[3];        ///< queries and outputs of a tile to come
   float* scratch = nullptr;  ///< tile_scratch_floats(...) floats of this worker
 };
 
 /// Floats of scratch memory that a tile needs.
 constexpr std::int64_t tile_scratch_floats(std::int64_t d_nope, std::int64_t d_rope,
                                            std::int64_t d_value) {
-  return kTileRows * (d_nope + d_rope + 2) + kTileRows * kBlockKeys +
-         kTileRows * round_up(d_value, kPanel) + 4 * kTileRows;
+  return kTileRows * (round_up(d_nope, kDepth) + round_up(d_rope, kDepth) + kBlockKeys +
+                      round_up(d_value, kPanel) + 3);
 }
 
 /// Computes the tile with the best instructions of this CPU.
@@ -86,15 +95,34 @@ void tile_attend(const Tile& tile);
 void pack_keys(const void* source, DType dtype, std::int64_t stride, std::int64_t count,
                std::int64_t depth, bool bf16, std::uint32_t* to);
 
-/// The same from transposed float32 keys [depth][count] (rows `stride` apart).
-void pack_keys_transposed(const float* source, std::int64_t stride, std::int64_t count,
-                          std::int64_t depth, bool bf16, std::uint32_t* to);
-
 /// Copies rows of values [count,columns] to keys first … (a multiple of 32) of value panels laid out
 /// for `capacity` keys (another); keys up to the next multiple of 32 become zero.
 void pack_values(const void* source, DType dtype, std::int64_t stride, std::int64_t count,
                  std::int64_t columns, bool bf16, std::int64_t first, std::int64_t capacity,
                  std::uint32_t* to);
+
+/// Rows of latents that are turned into keys and values of one head in one task: whole panels, and
+/// whole calls of the products.
+constexpr std::int64_t kRebuildRows = 192;
+
+/// MLA: keys W_uk·c and values W_uv·c of one head for a run of latents.
+struct Rebuild {
+  ConstTensor latents;  ///< [count ≤ kRebuildRows, 1, d_c]
+  bool bf16 = false;
+  std::int64_t d_nope = 0, d_value = 0;
+  const std::uint32_t* w_uk = nullptr;  ///< rows of the head's weights, packed like keys
+  const std::uint32_t* w_uv = nullptr;
+  std::uint32_t* keys = nullptr;    ///< panels of the run's first row
+  std::uint32_t* values = nullptr;  ///< panels of the whole segment
+  std::int64_t first = 0, capacity = 0;
+  float* scratch = nullptr;  ///< rebuild_scratch_floats(d_c) floats
+};
+
+constexpr std::int64_t rebuild_scratch_floats(std::int64_t d_latent) {
+  return kRebuildRows * (round_up(d_latent, kDepth) + kPanel);
+}
+
+void rebuild_keys_values(const Rebuild& rebuild);
 
 /// A few packed queries and one panel of 32 keys, the part without position and the part with it;
 /// T is float, or a word of two bfloat16.
@@ -108,10 +136,9 @@ struct PanelPair {
 
 /// The inner products on AVX-512 BF16.
 struct Bf16Kernels {
-  /// scores[r][key] (rows kBlockKeys apart) of 12 queries and keys [from, to) of the panel, and a
-  /// few around them.
+  /// scores[r·stride + key] of 12 queries and keys [from, to) of the panel, and a few around them.
   void (*scores)(const PanelPair<std::uint32_t>& pair, std::int64_t from, std::int64_t to,
-                 float* scores);
+                 float* scores, std::int64_t stride);
   /// out[r][0 … 31] = out·factor[r] + Σ over word pairs of weights (rows kBlockKeys/2 words apart)
   /// and values[words][32].
   void (*outputs)(const std::uint32_t* weights, const std::uint32_t* values, std::int64_t words,

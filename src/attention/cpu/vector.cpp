@@ -30,6 +30,40 @@ void VectorAddScaled(float factor, const void* x, DType dtype, std::int64_t coun
   }
 }
 
+/// A few columns at a time, so that the sums stay in registers and each row is read once.
+template <typename X>
+HWY_INLINE void SumRows(float factor, const X* first, std::int64_t stride, std::int64_t rows,
+                        std::int64_t count, float* to) {
+  const DF d;
+  const std::int64_t lanes = Lanes();
+  const VF f = hn::Set(d, factor);
+  std::int64_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    VF sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+    for (std::int64_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) {
+        sum[v] = hn::Add(sum[v], LoadAs(first + r * stride + i + v * lanes));
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) hn::StoreU(hn::Mul(f, sum[v]), d, to + i + v * lanes);
+  }
+  std::fill(to + i, to + count, 0.0F);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    AddScaled(factor, first + r * stride + i, count - i, to + i);
+  }
+}
+
+void VectorSumRows(float factor, const void* first, DType dtype, std::int64_t stride,
+                   std::int64_t rows, std::int64_t count, float* to) {
+  if (dtype == DType::f32) {
+    SumRows(factor, static_cast<const float*>(first), stride, rows, count, to);
+  } else {
+    SumRows(factor, static_cast<const std::uint16_t*>(first), stride, rows, count, to);
+  }
+}
+
 void VectorWiden(const void* from, DType dtype, std::int64_t count, float* to) {
   if (dtype == DType::f32) {
     std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
@@ -65,6 +99,7 @@ namespace lca::cpu {
 
 HWY_EXPORT(VectorDot);
 HWY_EXPORT(VectorAddScaled);
+HWY_EXPORT(VectorSumRows);
 HWY_EXPORT(VectorWiden);
 HWY_EXPORT(VectorMax);
 HWY_EXPORT(VectorStore);
@@ -74,6 +109,10 @@ float vector_dot(const float* a, const void* b, DType dtype, std::int64_t count)
 }
 void vector_add_scaled(float factor, const void* x, DType dtype, std::int64_t count, float* y) {
   HWY_DYNAMIC_DISPATCH(VectorAddScaled)(factor, x, dtype, count, y);
+}
+void vector_sum_rows(float factor, const void* first, DType dtype, std::int64_t stride,
+                     std::int64_t rows, std::int64_t count, float* to) {
+  HWY_DYNAMIC_DISPATCH(VectorSumRows)(factor, first, dtype, stride, rows, count, to);
 }
 void vector_widen(const void* from, DType dtype, std::int64_t count, float* to) {
   HWY_DYNAMIC_DISPATCH(VectorWiden)(from, dtype, count, to);

@@ -13,6 +13,10 @@ float vector_dot(const float* a, const void* b, DType dtype, std::int64_t count)
 /// y += factor·x, `x` of either dtype.
 void vector_add_scaled(float factor, const void* x, DType dtype, std::int64_t count, float* y);
 
+/// to = factor · Σ of `rows` rows of `count` values, `stride` elements apart.
+void vector_sum_rows(float factor, const void* first, DType dtype, std::int64_t stride,
+                     std::int64_t rows, std::int64_t count, float* to);
+
 /// to = float32 of from.
 void vector_widen(const void* from, DType dtype, std::int64_t count, float* to);
 
