@@ -1,18 +1,16 @@
-// The cache of spec §7: its size, copies, going back, streams of bytes, and the archive.
+// The cache of spec §7: its size, copies, going back, and the archive.
 
 #include <lca/lca.h>
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "attention/cache_state.h"
 #include "attention/layout.h"
-#include "support/cache_exercise.h"
 #include "support/compare.h"
 #include "support/feed.h"
 #include "support/random_layer.h"
@@ -116,22 +114,6 @@ TEST(Cache, PublishedModelsTakeWhatTheSpecSaysAt128K) {
 
 // --- copies ------------------------------------------------------------------------------------
 
-// Feeds the rest of the sequence token by token and returns the outputs from there on.
-Outcome continue_to_end(Context& context, Feed& feed) {
-  std::fill(feed.out.begin(), feed.out.end(), 0.0f);
-  std::fill(feed.lse.begin(), feed.lse.end(), 0.0f);
-  feed_decode(context, feed, feed.source.count() - feed.position);
-  return feed.outcome();
-}
-
-// A second feed at the same place, with a cache of its own.
-Feed feed_with(const Feed& feed, Cache cache) {
-  Feed other(feed.source);
-  other.cache = std::move(cache);
-  other.position = other.cache.length();
-  return other;
-}
-
 TEST(Cache, ACloneGoesItsOwnWay) {
   Context context(1);
   for (std::int64_t trial = 0; trial < scaled(30); ++trial) {
@@ -153,9 +135,9 @@ TEST(Cache, ACloneGoesItsOwnWay) {
     Feed astray(layer, others);
     astray.cache = feed.cache.clone();
     astray.position = feed.position;
-    continue_to_end(context, astray);
+    feed_to_end(context, astray);
     EXPECT_EQ(feed.cache.save(), before);
-    EXPECT_TRUE(same_bits(continue_to_end(context, feed), continue_to_end(context, clone)));
+    EXPECT_TRUE(same_bits(feed_to_end(context, feed), feed_to_end(context, clone)));
   }
 }
 
@@ -197,7 +179,7 @@ TEST(Cache, TruncatedToAPrefixItContinuesAsIfItHadNeverGoneFurther) {
       ASSERT_EQ(astray.cache.bytes(), cache_bytes(spec, length));
 
       Feed back = feed_with(straight, std::move(astray.cache));
-      EXPECT_TRUE(same_bits(continue_to_end(context, straight), continue_to_end(context, back)))
+      EXPECT_TRUE(same_bits(feed_to_end(context, straight), feed_to_end(context, back)))
           << "n=" << n << " length=" << length;
       ++truncations;
     }
@@ -242,160 +224,6 @@ TEST(Cache, ThePromptModeNeverGoesBack) {
   for (std::int64_t length : {24, 8, 0}) EXPECT_THROW(feed.cache.truncate(length), Error);
   feed_decode(context, feed, 5);
   EXPECT_THROW(feed.cache.truncate(29), Error);
-}
-
-// --- streams of bytes --------------------------------------------------------------------------
-
-TEST(Cache, ALoadedCacheContinuesBitForBit) {
-  Context context(1);
-  for (std::int64_t trial = 0; trial < scaled(40); ++trial) {
-    Random random(500 + static_cast<std::uint64_t>(trial));
-    const std::int64_t n = random.integer(1, 60);
-    const LayerSpec spec = random_spec(random, n);
-    SCOPED_TRACE(describe(spec));
-    const Layer layer = random_layer(spec, random);
-    const Tokens tokens = random_tokens(spec, n + 20, random);
-    Feed feed(layer, tokens);
-    const std::int64_t prompt = random.integer(0, n);
-    if (prompt > 0) feed_prompt(context, feed, random_chunks(prompt, random));
-    feed_decode(context, feed, n - prompt);
-
-    const std::vector<std::byte> stream = feed.cache.save();
-    cache_poison_spare(feed.cache);
-    EXPECT_EQ(feed.cache.save(), stream);  // spare capacity is not part of it
-    Cache loaded = Cache::load(stream);
-    EXPECT_EQ(loaded.spec(), spec);
-    EXPECT_EQ(loaded.length(), n);
-    EXPECT_EQ(loaded.bytes(), feed.cache.bytes());
-    EXPECT_EQ(loaded.save(), stream);
-    Feed other = feed_with(feed, std::move(loaded));
-    EXPECT_TRUE(same_bits(continue_to_end(context, feed), continue_to_end(context, other)));
-  }
-}
-
-TEST(Cache, AnEmptyCacheIsSavedAndLoadedToo) {
-  LayerSpec spec;
-  spec.shape = kGqa;
-  const Cache loaded = Cache::load(Cache(spec).save());
-  EXPECT_EQ(loaded.length(), 0);
-  EXPECT_EQ(loaded.spec(), spec);
-}
-
-// A small cache with sink, representatives, mass, window and recent queries in it.
-std::vector<std::byte> small_stream(Form form) {
-  Context context(1);
-  Random random(9);
-  LayerSpec spec;
-  spec.shape =
-      form == Form::mla ? AttentionShape::mla(1, 2, 1, 3, 2) : AttentionShape::gqa(2, 1, 2, 1);
-  spec.settings.group = 2;
-  spec.settings.window = 2;
-  spec.settings.sink = 1;
-  spec.settings.summary_queries = 2;
-  spec.settings.mass = Mass::score;
-  const Layer layer = random_layer(spec, random);
-  const Tokens tokens = random_tokens(spec, 10, random);
-  Feed feed(layer, tokens);
-  feed_forward(context, feed, 10);
-  return feed.cache.save();
-}
-
-TEST(Cache, AStreamWithAnyByteChangedIsRefused) {
-  for (Form form : {Form::mla, Form::gqa}) {
-    const std::vector<std::byte> stream = small_stream(form);
-    ASSERT_NO_THROW(Cache::load(stream));
-    for (std::size_t at = 0; at < stream.size(); ++at) {
-      for (unsigned mask : {0x01u, 0x80u, 0xffu}) {
-        std::vector<std::byte> changed = stream;
-        changed[at] ^= static_cast<std::byte>(mask);
-        EXPECT_THROW(Cache::load(changed), Error) << "byte " << at;
-      }
-    }
-  }
-}
-
-TEST(Cache, AStreamCutShortOrWithBytesAfterItIsRefused) {
-  for (Form form : {Form::mla, Form::gqa}) {
-    const std::vector<std::byte> stream = small_stream(form);
-    for (std::size_t length = 0; length < stream.size(); ++length) {
-      EXPECT_THROW(Cache::load(std::span(stream).first(length)), Error) << "length " << length;
-    }
-    std::vector<std::byte> longer = stream;
-    longer.push_back(std::byte{0});
-    EXPECT_THROW(Cache::load(longer), Error);
-    longer.resize(stream.size() * 2);
-    EXPECT_THROW(Cache::load(longer), Error);
-  }
-}
-
-TEST(Cache, AForgedStreamWithARightChecksumAndBytesTooManyIsRefused) {
-  for (Form form : {Form::mla, Form::gqa}) {
-    const std::vector<std::byte> stream = small_stream(form);
-    for (std::size_t more = 1; more <= 16; ++more) {
-      std::vector<std::byte> longer = stream;
-      longer.insert(longer.end() - 8, more, std::byte{0});
-      cache_seal(longer);
-      EXPECT_THROW(Cache::load(longer), Error) << more << " bytes too many";
-    }
-  }
-}
-
-TEST(Cache, AForgedStreamThatLacksQueriesOfTheNextGroupIsRefused) {
-  for (Form form : {Form::mla, Form::gqa}) {
-    const std::vector<std::byte> stream = small_stream(form);
-    const Cache cache = Cache::load(stream);
-    const RowBuffer& queries = cache.state().queries;
-    const Layout layout(cache.spec().settings);
-    const std::int64_t needed = cache.length() - layout.first_query_needed(cache.length());
-    ASSERT_GT(needed, 0);
-    // Queries are the last rows before the checksum. Which number of the header counts them is the
-    // format's business, so every one that might is tried.
-    std::vector<std::byte> shorter = stream;
-    const std::int64_t left = needed - 1;
-    shorter.erase(shorter.end() - 8 - (queries.rows() - left) * queries.row_bytes(),
-                  shorter.end() - 8);
-    int tried = 0;
-    for (std::size_t at = 0; at + 8 <= shorter.size() - 8; ++at) {
-      std::int64_t count = 0;
-      std::memcpy(&count, shorter.data() + at, sizeof count);
-      if (count != queries.rows()) continue;
-      std::vector<std::byte> forged = shorter;
-      std::memcpy(forged.data() + at, &left, sizeof left);
-      cache_seal(forged);
-      EXPECT_THROW(Cache::load(forged), Error) << "at byte " << at;
-      ++tried;
-    }
-    EXPECT_GT(tried, 0);
-  }
-}
-
-TEST(Cache, AForgedStreamWithARightChecksumIsRefusedOrUsableAndNeverCrashes) {
-  std::int64_t accepted = 0;
-  std::int64_t refused = 0;
-  const auto try_it = [&](std::vector<std::byte> stream) {
-    cache_seal(stream);
-    try {
-      cache_exercise(Cache::load(stream));
-      ++accepted;
-    } catch (const Error&) {
-      ++refused;
-    }
-  };
-  for (Form form : {Form::mla, Form::gqa}) {
-    const std::vector<std::byte> stream = small_stream(form);
-    for (std::size_t at = 0; at < stream.size(); ++at) {
-      for (unsigned mask : {0x01u, 0x02u, 0x10u, 0x80u, 0xffu}) {
-        std::vector<std::byte> changed = stream;
-        changed[at] ^= static_cast<std::byte>(mask);
-        try_it(changed);
-      }
-    }
-    for (std::size_t length = 0; length < stream.size(); ++length) {
-      try_it({stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(length)});
-    }
-  }
-  EXPECT_GT(accepted, 0);  // changed values are values
-  EXPECT_GT(refused, 0);
 }
 
 // --- the archive -------------------------------------------------------------------------------
@@ -498,8 +326,8 @@ TEST(Cache, CopiesAndLoadedCachesStartWithoutAnArchive) {
 
   Feed clone = feed_with(feed, feed.cache.clone());
   Feed loaded = feed_with(feed, Cache::load(feed.cache.save()));
-  continue_to_end(context, clone);
-  continue_to_end(context, loaded);
+  feed_to_end(context, clone);
+  feed_to_end(context, loaded);
   EXPECT_EQ(recorder.groups.size(), before);
 
   feed.cache.set_archive(nullptr);

@@ -3,8 +3,8 @@
 
 extern "C" {
 
-// Not detect_stack_use_after_return: GCC 12 does not align 64-byte vectors on the fake stack that it
-// needs, and the kernels crash on them.
+// Not detect_stack_use_after_return: GCC 12 does not align 64-byte vectors on the fake stack that
+// it needs, and the kernels crash on them.
 const char* __asan_default_options() { return "strict_string_checks=1"; }
 
 const char* __ubsan_default_options() { return "print_stacktrace=1"; }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <numeric>
+#include <utility>
 
 #include "attention/cache_state.h"
 #include "core/workspace.h"
@@ -130,6 +130,21 @@ void feed_prompt(Context& context, Feed& feed, std::span<const std::int64_t> chu
 
 void feed_decode(Context& context, Feed& feed, std::int64_t count, const Manner& manner) {
   for (std::int64_t i = 0; i < count; ++i) feed_forward(context, feed, 1, manner);
+}
+
+Outcome feed_to_end(Context& context, Feed& feed) {
+  const AttentionShape& shape = feed.source.spec.shape;
+  std::fill_n(feed.out.begin(), feed.position * shape.heads * shape.d_value, 0.0F);
+  std::fill_n(feed.lse.begin(), feed.position * shape.heads, 0.0F);
+  feed_decode(context, feed, feed.source.count() - feed.position);
+  return feed.outcome();
+}
+
+Feed feed_with(const Feed& feed, Cache cache) {
+  Feed other(feed.source);
+  other.cache = std::move(cache);
+  other.position = other.cache.length();
+  return other;
 }
 
 Outcome run_sequence(Context& context, const Source& source, std::span<const std::int64_t> prefill,

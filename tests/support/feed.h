@@ -68,6 +68,12 @@ void feed_prompt(Context& context, Feed& feed, std::span<const std::int64_t> chu
 /// The next `count` tokens one by one.
 void feed_decode(Context& context, Feed& feed, std::int64_t count, const Manner& manner = {});
 
+/// All that is left one by one; outputs of what was fed before count as 0 in the outcome.
+Outcome feed_to_end(Context& context, Feed& feed);
+
+/// A second feed of the same sequence, at the place where `cache` is.
+Feed feed_with(const Feed& feed, Cache cache);
+
 /// A whole sequence: a prompt in chunks, the rest decoded.
 Outcome run_sequence(Context& context, const Source& source, std::span<const std::int64_t> prefill,
                      const Manner& manner = {});

@@ -24,24 +24,25 @@ using VF = hn::Vec<DF>;
 
 HWY_INLINE std::int64_t Lanes() { return static_cast<std::int64_t>(hn::Lanes(DF())); }
 
-/// 2^x for x ≤ 0 or so; below −126.5 it is exactly 0. Relative error about 2e-7. A NaN stays one.
+/// 2^x for x ≤ 0 or so; −127 and below give exactly 0. Relative error below 2e-7. A NaN stays one.
 HWY_INLINE VF Exp2(VF x) {
   const DF d;
-  const hn::RebindToSigned<DF> di;
+  const hn::RebindToUnsigned<DF> du;
   // The order of operands matters: x86's maximum returns the second where one is NaN.
   const VF clamped = hn::Max(hn::Set(d, -127.0F), x);
-  const VF whole = hn::Round(clamped);
-  const VF part = hn::Sub(clamped, whole);
-  // Minimax polynomial of 2^r on [−½, ½].
-  VF p = hn::Set(d, 1.5403530393381609954e-4F);
-  p = hn::MulAdd(p, part, hn::Set(d, 1.3333558146428443423e-3F));
-  p = hn::MulAdd(p, part, hn::Set(d, 9.6181291076284771619e-3F));
-  p = hn::MulAdd(p, part, hn::Set(d, 5.5504108664821579953e-2F));
-  p = hn::MulAdd(p, part, hn::Set(d, 2.4022650695910071233e-1F));
-  p = hn::MulAdd(p, part, hn::Set(d, 6.9314718055994530942e-1F));
+  // Adding 1.5·2²³ rounds to a whole number and leaves it in the lowest bits.
+  const VF magic = hn::Set(d, 12582912.0F);
+  const VF shifted = hn::Add(clamped, magic);
+  const VF part = hn::Sub(clamped, hn::Sub(shifted, magic));
+  // Minimax polynomial of 2^r on [−½, ½] with 2^0 = 1 exactly, so that the clamp gives 0.
+  VF p = hn::Set(d, 1.3264726042e-3F);
+  p = hn::MulAdd(p, part, hn::Set(d, 9.6715127221e-3F));
+  p = hn::MulAdd(p, part, hn::Set(d, 5.5507337471e-2F));
+  p = hn::MulAdd(p, part, hn::Set(d, 2.4022242084e-1F));
+  p = hn::MulAdd(p, part, hn::Set(d, 6.9314697760e-1F));
   p = hn::MulAdd(p, part, hn::Set(d, 1.0F));
-  const auto power = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, whole), hn::Set(di, 127)));
-  return hn::Mul(p, hn::BitCast(d, power));
+  const auto power = hn::ShiftLeft<23>(hn::BitCast(du, shifted));
+  return hn::BitCast(d, hn::Add(hn::BitCast(du, p), power));
 }
 
 /// One vector of float32 from float32 or bfloat16 memory.
