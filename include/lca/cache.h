@@ -1,5 +1,5 @@
 #pragma once
-/// The condensed cache of one attention layer and one sequence (spec §7).
+/// The condensed cache of one attention layer and one sequence (mechanism §7).
 
 #include <lca/settings.h>
 #include <lca/shape.h>
@@ -27,7 +27,7 @@ struct LayerSpec {
   bool operator==(const LayerSpec&) const = default;
 };
 
-/// The law of size of spec §7: bytes a cache of `length` tokens holds, to the byte.
+/// The law of size of mechanism §7: bytes a cache of `length` tokens holds, to the byte.
 std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length);
 
 /// What a run of tokens leaves in the cache. RoPE and the latent norm are already applied.
@@ -65,7 +65,7 @@ class Cache {
   std::int64_t length() const;
   /// Representatives held, m.
   std::int64_t groups() const;
-  /// Bytes of representatives and exact tokens: the law of spec §7 once a run is complete.
+  /// Bytes of representatives and exact tokens: the law of mechanism §7 once a run is complete.
   std::size_t bytes() const;
   /// Everything else it holds: recent queries and spare capacity.
   std::size_t workspace_bytes() const;

@@ -14,7 +14,7 @@ enum class HeadReduce : std::uint8_t { mean = 0, sum = 1, max = 2 };
 enum class Pool : std::uint8_t { weighted = 0, mean = 1, max = 2, select = 3 };
 enum class Mass : std::uint8_t { none = 0, count = 1, score = 2 };
 
-/// Settings of one attention layer (spec §2–§6).
+/// Settings of one attention layer (mechanism §2–§6).
 struct Settings {
   MethodKind method = MethodKind::lca;
   std::int64_t group = 16;            ///< g, tokens in a group

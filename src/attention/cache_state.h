@@ -54,9 +54,9 @@ struct Cache::State {
   /// Forgets window rows until `total` positions after the sink are gone.
   void drop(std::int64_t total);
 
-  /// Queries that may still be needed: those of the next group, and g − 1 more so that the cache
-  /// can be truncated to any length it still holds the window of.
-  std::int64_t queries_kept() const { return layout.summary_queries + layout.group - 1; }
+  /// Queries that may still be needed: the next group leaves with a query to come, so at most
+  /// n_q − 1 of those seen score it, even after the cache was cut back inside its window.
+  std::int64_t queries_kept() const { return layout.summary_queries - 1; }
   /// Whether the last run is complete: taken, attended and released.
   bool settled() const { return !prompt_open && dropped == layout.dropped(length); }
 };

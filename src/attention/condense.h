@@ -1,5 +1,5 @@
 #pragma once
-/// Condensation on the CPU: from queries and exact tokens to representatives (spec §3–§5).
+/// Condensation on the CPU: from queries and exact tokens to representatives (mechanism §3–§5).
 
 #include <lca/context.h>
 #include <lca/method.h>

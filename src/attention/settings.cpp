@@ -68,7 +68,7 @@ struct Preset {
   Settings settings;
 };
 
-/// The table of spec §6.
+/// The table of mechanism §6.
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> all = [] {
     Settings paper;

@@ -1,5 +1,5 @@
 // The sink and the last w tokens at their original positions, nothing of the rest: StreamingLLM's
-// pattern, as a baseline (spec §5).
+// pattern, as a baseline (mechanism §5).
 
 #include "attention/cache_state.h"
 #include "methods/methods.h"

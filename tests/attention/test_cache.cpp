@@ -1,4 +1,4 @@
-// The cache of spec §7: its size, copies, going back, and the archive.
+// The cache of mechanism §7: its size, copies, going back, and the archive.
 
 #include <lca/lca.h>
 
@@ -31,7 +31,7 @@ LayerSpec random_spec(Random& random, std::int64_t count) {
 
 // --- size --------------------------------------------------------------------------------------
 
-// Spec §7, written out; method `window` holds its sink and window, and no representatives.
+// Mechanism §7, written out; method `window` holds its sink and window, and no representatives.
 std::size_t law_of_size(const LayerSpec& spec, std::int64_t n) {
   const AttentionShape& shape = spec.shape;
   const Settings& settings = spec.settings;

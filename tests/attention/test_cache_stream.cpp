@@ -132,24 +132,19 @@ TEST(CacheStream, AForgedStreamThatLacksQueriesOfTheNextGroupIsRefused) {
     const Layout layout(cache.spec().settings);
     const std::int64_t needed = cache.length() - layout.first_query_needed(cache.length());
     ASSERT_GT(needed, 0);
-    // Queries are the last rows before the checksum. Which number of the header counts them is the
-    // format's business, so every one that might is tried.
+    // Queries are the last rows before the checksum, and their number the last before all rows.
+    const std::size_t rows = cache.bytes() + queries.bytes();
+    const std::size_t at = stream.size() - sizeof(std::uint64_t) - rows - sizeof(std::int64_t);
+    std::int64_t count = 0;
+    std::memcpy(&count, stream.data() + at, sizeof count);
+    ASSERT_EQ(count, queries.rows());
     std::vector<std::byte> shorter = stream;
     const std::int64_t left = needed - 1;
+    std::memcpy(shorter.data() + at, &left, sizeof left);
     shorter.erase(shorter.end() - 8 - (queries.rows() - left) * queries.row_bytes(),
                   shorter.end() - 8);
-    int tried = 0;
-    for (std::size_t at = 0; at + 8 <= shorter.size() - 8; ++at) {
-      std::int64_t count = 0;
-      std::memcpy(&count, shorter.data() + at, sizeof count);
-      if (count != queries.rows()) continue;
-      std::vector<std::byte> forged = shorter;
-      std::memcpy(forged.data() + at, &left, sizeof left);
-      cache_seal(forged);
-      EXPECT_THROW(Cache::load(forged), Error) << "at byte " << at;
-      ++tried;
-    }
-    EXPECT_GT(tried, 0);
+    cache_seal(shorter);
+    EXPECT_THROW(Cache::load(shorter), Error);
   }
 }
 

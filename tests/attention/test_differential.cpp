@@ -1,6 +1,6 @@
 // The fast path against the reference over random configurations: odd sizes, every option, scratch
 // memory and spare capacity full of NaN. Tolerances are those of support/compare.h, measured as
-// spec §5 says: 2e-4 for float32 storage, 2e-2 for bfloat16.
+// mechanism §5 says: 2e-4 for float32 storage, 2e-2 for bfloat16.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -42,7 +42,7 @@ Manner random_manner(Random& random) {
 }
 
 // What a test met: the largest error, and near ties, which are excluded by redrawing and must be
-// rare all the same (spec §3).
+// rare all the same (mechanism §3).
 struct Tally {
   struct OfType {
     NearTies ties;
@@ -56,7 +56,7 @@ struct Tally {
   void check(const reference::Result& expected, const Outcome& outcome, DType dtype) {
     EXPECT_TRUE(close(expected, outcome, dtype));
     of(dtype).worst = std::max(
-        of(dtype).worst, worst_error(expected, widen(outcome), bias_floor_of(expected, dtype)));
+        of(dtype).worst, worst_error(expected, widen(outcome)));
   }
 
   void finish() const {

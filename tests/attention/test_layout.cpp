@@ -1,4 +1,4 @@
-// The index law against a second reading of spec §2: a sequence that grows token by token, a sink
+// The index law against a second reading of mechanism §2: a sequence that grows token by token, a sink
 // that fills first, and a buffer that gives up its oldest g tokens when it holds w + g.
 
 #include "attention/layout.h"
@@ -281,7 +281,7 @@ TEST(Layout, TheLargestSettingsAFileMayNameDoNotOverflow) {
 }
 
 TEST(Layout, TheExampleOfThePresetsHoldsAt128K) {
-  // 9,152 entries a layer at 128K tokens, w = 1024, g = 16 (spec §7).
+  // 9,152 entries a layer at 128K tokens, w = 1024, g = 16 (mechanism §7).
   const Layout layout{Settings{}};
   constexpr std::int64_t kLength = 128 * 1024;
   EXPECT_EQ(layout.groups(kLength) + kLength - layout.dropped(kLength), 9152);

@@ -1,4 +1,4 @@
-// What must hold (spec §9), on the reference and on the fast path; item 3 is in test_theorem.cpp.
+// What must hold (mechanism §9), on the reference and on the fast path; item 3 is in test_theorem.cpp.
 
 #include <gtest/gtest.h>
 
@@ -143,7 +143,7 @@ TEST_P(Properties, GroupsOfOneTokenAreDenseAttentionInEveryModePoolingAndMass) {
 
 // --- 2. Proposition 1 --------------------------------------------------------------------------
 
-// α of one group of an MLA layer by the absorbed form of spec §3: one dot product of width
+// α of one group of an MLA layer by the absorbed form of mechanism §3: one dot product of width
 // d_c + d_r a token, no keys rebuilt. The reference rebuilds them, so this is a second opinion.
 std::vector<double> group_weights(const Layer& layer, const Tokens& tokens, std::int64_t j) {
   const AttentionShape& shape = layer.spec.shape;

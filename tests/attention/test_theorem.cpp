@@ -1,4 +1,4 @@
-// Theorem 1 of the paper (spec §5 and §9.3): with mass `count` the distance from dense attention is
+// Theorem 1 of the paper (mechanism §5 and §9.3): with mass `count` the distance from dense attention is
 // at most V(e^{2·Q·δ_k·scale} − 1) + δ_v for measured Q, V, δ_k, δ_v. Without mass it is not.
 
 #include <gtest/gtest.h>

@@ -67,16 +67,15 @@ double error_of(std::span<const double> expected, std::span<const double> actual
   return difference / largest;
 }
 
-double worst_error(const reference::Result& expected, const reference::Result& actual,
-                   double bias_floor) {
+double worst_error(const reference::Result& expected, const reference::Result& actual) {
   return std::max({error_of(expected.out, actual.out), error_of(expected.lse, actual.lse),
                    error_of(expected.rep_semantic, actual.rep_semantic),
                    error_of(expected.rep_positional, actual.rep_positional),
-                   error_of(expected.rep_bias, actual.rep_bias, bias_floor)});
+                   error_of(expected.rep_bias, actual.rep_bias, kErrorFloorBias)});
 }
 
 ::testing::AssertionResult close(const reference::Result& expected, const reference::Result& actual,
-                                 double tolerance, double bias_floor) {
+                                 double tolerance) {
   if (expected.tokens != actual.tokens || expected.groups != actual.groups) {
     return ::testing::AssertionFailure()
            << actual.tokens << " tokens and " << actual.groups << " groups, not " << expected.tokens
@@ -86,20 +85,13 @@ double worst_error(const reference::Result& expected, const reference::Result& a
                 {"lse", &expected.lse, &actual.lse, kErrorFloor},
                 {"rep_semantic", &expected.rep_semantic, &actual.rep_semantic, kErrorFloor},
                 {"rep_positional", &expected.rep_positional, &actual.rep_positional, kErrorFloor},
-                {"rep_bias", &expected.rep_bias, &actual.rep_bias, bias_floor}},
+                {"rep_bias", &expected.rep_bias, &actual.rep_bias, kErrorFloorBias}},
                tolerance);
-}
-
-double bias_floor_of(const reference::Result& expected, DType dtype) {
-  double floor = kErrorFloorBias;
-  if (dtype == DType::f32) return floor;
-  for (double top : expected.rep_top) floor = std::max(floor, std::abs(top));
-  return floor;
 }
 
 ::testing::AssertionResult close(const reference::Result& expected, const Outcome& actual,
                                  DType dtype) {
-  return close(expected, widen(actual), tolerance_of(dtype), bias_floor_of(expected, dtype));
+  return close(expected, widen(actual), tolerance_of(dtype));
 }
 
 ::testing::AssertionResult close_outputs(const reference::Result& expected,

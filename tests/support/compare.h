@@ -1,5 +1,5 @@
 #pragma once
-/// How errors are measured (spec §5), and assertions on them.
+/// How errors are measured (mechanism §5), and assertions on them.
 
 #include <gtest/gtest.h>
 
@@ -26,18 +26,14 @@ double error_of(std::span<const double> expected, std::span<const double> actual
                 double floor = kErrorFloor);
 
 /// The largest error over all tensors.
-double worst_error(const reference::Result& expected, const reference::Result& actual,
-                   double bias_floor = kErrorFloorBias);
+double worst_error(const reference::Result& expected, const reference::Result& actual);
 
 /// Whether every tensor of `actual` is within the tolerance; the message names those that are not.
 ::testing::AssertionResult close(const reference::Result& expected, const reference::Result& actual,
-                                 double tolerance, double bias_floor = kErrorFloorBias);
+                                 double tolerance);
 /// The same with the tolerance of the fast path for caches of this type.
 ::testing::AssertionResult close(const reference::Result& expected, const Outcome& actual,
                                  DType dtype);
-/// The smallest denominator of the bias there. A bias is a difference of two scores, and rounding a
-/// representative to bfloat16 moves its score in proportion to the score's own size.
-double bias_floor_of(const reference::Result& expected, DType dtype);
 /// The same for outputs and log-sum-exps alone: what two methods with different representatives
 /// have in common.
 ::testing::AssertionResult close_outputs(const reference::Result& expected,

@@ -215,9 +215,9 @@ std::string describe(const LayerSpec& spec) {
 }
 
 AttentionShape random_shape(Random& random) {
-  const std::int64_t kv_heads = random.pick<std::int64_t>({1, 1, 2, 3});
-  const std::int64_t sharing = random.pick<std::int64_t>({1, 2, 5, 7});
-  const std::int64_t heads = random.pick<std::int64_t>({1, 2, 3, 5, 8});
+  const auto kv_heads = random.pick<std::int64_t>({1, 1, 2, 3});
+  const auto sharing = random.pick<std::int64_t>({1, 2, 5, 7});
+  const auto heads = random.pick<std::int64_t>({1, 2, 3, 5, 8});
   const auto width = [&] {
     return random.pick<std::int64_t>({1, 2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 40});
   };

@@ -122,7 +122,7 @@ inline reference::Result truth(const Layer& layer, const Tokens& tokens) {
 }
 
 /// How many groups a comparison met, and in how many the two best scores were too close to say
-/// which row `select` must copy (spec §3, Precision).
+/// which row `select` must copy (mechanism §3, Precision).
 struct NearTies {
   std::int64_t groups = 0;
   std::int64_t ties = 0;

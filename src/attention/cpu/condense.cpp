@@ -1,4 +1,4 @@
-// Condensation, a batch of groups at a time (spec §3–§5).
+// Condensation, a batch of groups at a time (mechanism §3–§5).
 //
 // Shapes of one batch: G groups of g tokens. The summary queries of a group are averaged per head
 // (G × H × d_score), turned into score vectors against what the cache stores, and every stored

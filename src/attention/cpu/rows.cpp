@@ -16,100 +16,127 @@ HWY_BEFORE_NAMESPACE();
 namespace lca::cpu {
 namespace HWY_NAMESPACE {
 
+#if HWY_TARGET != HWY_SCALAR
+/// Adds the blocks of four lanes of a vector up.
+template <class D, class V>
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> SumBlocks(D d, V v) {
+  if constexpr (hn::MaxLanes(D()) > 4) {
+    const hn::Half<D> half;
+    return SumBlocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  } else {
+    return v;
+  }
+}
+#endif
+
 /// Four accumulators to four sums.
 HWY_INLINE void SumFour(VF a0, VF a1, VF a2, VF a3, float* to) {
-  const DF d;
 #if HWY_TARGET == HWY_SCALAR
   to[0] = hn::GetLane(a0);
   to[1] = hn::GetLane(a1);
   to[2] = hn::GetLane(a2);
   to[3] = hn::GetLane(a3);
-  (void)d;
 #else
+  const DF d;
   const hn::Repartition<double, DF> dd;
-  const auto pair = [&](VF x, VF y) {
+  const auto pair = [&](VF x, VF y) HWY_ATTR {
     return hn::Add(hn::InterleaveLower(d, x, y), hn::InterleaveUpper(d, x, y));
   };
   const auto low = hn::BitCast(dd, pair(a0, a1));
   const auto high = hn::BitCast(dd, pair(a2, a3));
+  // Every block of four lanes then holds four partial sums in order.
   const VF sums = hn::Add(hn::BitCast(d, hn::InterleaveLower(dd, low, high)),
                           hn::BitCast(d, hn::InterleaveUpper(dd, low, high)));
-  // Every block of four lanes now holds four partial sums in order.
-  float blocks[16];
-  hn::StoreU(sums, d, blocks);
-  const std::int64_t lanes = Lanes();
-  for (int i = 0; i < 4; ++i) {
-    float sum = blocks[i];
-    for (std::int64_t block = 4; block < lanes; block += 4) sum += blocks[block + i];
-    to[i] = sum;
-  }
+  hn::StoreU(SumBlocks(d, sums), hn::CappedTag<float, 4>(), to);
 #endif
 }
 
-/// scores[h][k] += q[h]·rows[k] for kHeads heads and 4 rows.
-template <int kHeads>
-HWY_INLINE void ScoreTile(const float* q, const float* rows, std::int64_t row_stride,
-                          std::int64_t width, bool add, float* scores) {
-  const DF d;
-  const std::int64_t lanes = Lanes();
-  VF acc[kHeads][4];
-#pragma GCC unroll 4
-  for (int h = 0; h < kHeads; ++h) {
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) acc[h][k] = hn::Zero(d);
+/// One part of a score: queries against the semantic, or the positional, part of rows.
+struct ScorePart {
+  const float* q;     ///< [heads][width]
+  const float* rows;  ///< `stride` apart
+  std::int64_t stride, width;
+
+  ScorePart at(std::int64_t head, std::int64_t row) const {
+    return {q + head * width, rows + row * stride, stride, width};
   }
+};
+
+/// acc[h][k] += q[h]·rows[k] for kHeads heads and 4 rows.
+template <int kHeads>
+HWY_INLINE void ScoreAccumulate(const ScorePart& part, VF (&acc)[kHeads][4]) {
+  const std::int64_t lanes = Lanes();
   const auto step = [&](const auto& load, std::int64_t i) HWY_ATTR {
     VF row[4];
 #pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) row[k] = load(rows + k * row_stride + i);
+    for (int k = 0; k < 4; ++k) row[k] = load(part.rows + k * part.stride + i);
 #pragma GCC unroll 4
     for (int h = 0; h < kHeads; ++h) {
-      const VF query = load(q + h * width + i);
+      const VF query = load(part.q + h * part.width + i);
 #pragma GCC unroll 4
       for (int k = 0; k < 4; ++k) acc[h][k] = hn::MulAdd(query, row[k], acc[h][k]);
     }
   };
   std::int64_t i = 0;
-  for (; i + lanes <= width; i += lanes) {
+  for (; i + lanes <= part.width; i += lanes) {
     step([](const float* from) HWY_ATTR { return hn::LoadU(DF(), from); }, i);
   }
-  if (i < width) {
-    step([&](const float* from) HWY_ATTR { return LoadTail(from, width - i); }, i);
+  if (i < part.width) {
+    step([&](const float* from) HWY_ATTR { return LoadTail(from, part.width - i); }, i);
   }
+}
+
+/// Scores of kHeads heads and 4 rows.
+template <int kHeads>
+HWY_INLINE void ScoreTile(const ScorePart& semantic, const ScorePart& positional, float* scores) {
+  VF acc[kHeads][4];
 #pragma GCC unroll 4
   for (int h = 0; h < kHeads; ++h) {
-    float sums[4];
-    SumFour(acc[h][0], acc[h][1], acc[h][2], acc[h][3], sums);
-    float* to = scores + h * kRowBlock;
-    for (int k = 0; k < 4; ++k) to[k] = add ? to[k] + sums[k] : sums[k];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) acc[h][k] = hn::Zero(DF());
+  }
+  ScoreAccumulate(semantic, acc);
+  ScoreAccumulate(positional, acc);
+#pragma GCC unroll 4
+  for (int h = 0; h < kHeads; ++h) {
+    SumFour(acc[h][0], acc[h][1], acc[h][2], acc[h][3], scores + h * kRowBlock);
   }
 }
 
 /// Scores of all heads against `count` ≤ 64 float32 rows.
-void Scores(const float* q, std::int64_t heads, const float* rows, std::int64_t row_stride,
-            std::int64_t width, std::int64_t count, bool add, float* scores) {
-  for (std::int64_t k = 0; k < count; k += 4) {
-    // The last few rows are scored again with those before them, or alone where there are none.
-    if (k + 4 > count) {
-      for (std::int64_t h = 0; h < heads; ++h) {
-        for (std::int64_t i = k; i < count; ++i) {
-          float* to = scores + h * kRowBlock + i;
-          const float sum = Dot(q + h * width, rows + i * row_stride, width);
-          *to = add ? *to + sum : sum;
+void Scores(const ScorePart& semantic, const ScorePart& positional, std::int64_t heads,
+            std::int64_t count, float* scores) {
+  // Eight rows (18 KiB for DeepSeek-V2-Lite) and four queries at a time stay in the first-level cache.
+  constexpr std::int64_t kRowsAtOnce = 8;
+  const std::int64_t whole = count / 4 * 4;
+  for (std::int64_t first = 0; first < whole; first += kRowsAtOnce) {
+    for (std::int64_t h = 0; h < heads; h += 4) {
+      for (std::int64_t k = first; k < std::min(whole, first + kRowsAtOnce); k += 4) {
+        const ScorePart s = semantic.at(h, k);
+        const ScorePart p = positional.at(h, k);
+        float* to = scores + h * kRowBlock + k;
+        switch (std::min<std::int64_t>(4, heads - h)) {
+          case 4:
+            ScoreTile<4>(s, p, to);
+            break;
+          case 3:
+            ScoreTile<3>(s, p, to);
+            break;
+          case 2:
+            ScoreTile<2>(s, p, to);
+            break;
+          default:
+            ScoreTile<1>(s, p, to);
         }
       }
-      return;
     }
-    const float* tile = rows + k * row_stride;
-    std::int64_t h = 0;
-    for (; h + 4 <= heads; h += 4) {
-      ScoreTile<4>(q + h * width, tile, row_stride, width, add, scores + h * kRowBlock + k);
+  }
+  for (std::int64_t k = whole; k < count; ++k) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const ScorePart s = semantic.at(h, k);
+      const ScorePart p = positional.at(h, k);
+      scores[h * kRowBlock + k] = Dot(s.q, s.rows, s.width) + Dot(p.q, p.rows, p.width);
     }
-    const float* rest = q + h * width;
-    float* to = scores + h * kRowBlock + k;
-    if (heads - h == 3) ScoreTile<3>(rest, tile, row_stride, width, add, to);
-    if (heads - h == 2) ScoreTile<2>(rest, tile, row_stride, width, add, to);
-    if (heads - h == 1) ScoreTile<1>(rest, tile, row_stride, width, add, to);
   }
 }
 
@@ -121,7 +148,7 @@ HWY_INLINE void OutputTile(const float* weights, const float* factor, const floa
   const DF d;
   const std::int64_t lanes = Lanes();
   VF acc[kHeads][kVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
     const VF f = hn::Set(d, factor[h]);
 #pragma GCC unroll 4
@@ -133,14 +160,14 @@ HWY_INLINE void OutputTile(const float* weights, const float* factor, const floa
     VF row[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) row[v] = hn::LoadU(d, rows + k * row_stride + v * lanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
       const VF weight = hn::Set(d, weights[h * kRowBlock + k]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) acc[h][v] = hn::MulAdd(weight, row[v], acc[h][v]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -149,13 +176,22 @@ HWY_INLINE void OutputTile(const float* weights, const float* factor, const floa
   }
 }
 
+// Vectors of a row that kHeads heads take together: 16 accumulators, or 8 where there are 16
+// registers in all.
+#if HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON
+constexpr int kAccumulators = 16;
+#else
+constexpr int kAccumulators = 8;
+#endif
+
 template <int kHeads>
 void Outputs(const float* weights, const float* factor, const float* rows, std::int64_t row_stride,
              std::int64_t width, std::int64_t count, float* out) {
   const std::int64_t lanes = Lanes();
   std::int64_t i = 0;
-  for (; i + 4 * lanes <= width; i += 4 * lanes) {
-    OutputTile<kHeads, 4>(weights, factor, rows + i, row_stride, count, out + i, width);
+  constexpr int kVectors = std::max(1, std::min(4, kAccumulators / kHeads));
+  for (; i + kVectors * lanes <= width; i += kVectors * lanes) {
+    OutputTile<kHeads, kVectors>(weights, factor, rows + i, row_stride, count, out + i, width);
   }
   for (; i + lanes <= width; i += lanes) {
     OutputTile<kHeads, 1>(weights, factor, rows + i, row_stride, count, out + i, width);
@@ -228,12 +264,10 @@ void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
       semantic_stride = heads.d_semantic;
       positional_stride = heads.d_positional;
     }
-    Scores(heads.q_positional, heads.heads, positional, positional_stride, heads.d_positional,
-           count, false, scores);
-    if (heads.q_semantic != nullptr) {
-      Scores(heads.q_semantic, heads.heads, semantic, semantic_stride, heads.d_semantic, count,
-             true, scores);
-    }
+    const std::int64_t scored = heads.q_semantic == nullptr ? 0 : heads.d_semantic;
+    Scores({heads.q_semantic, semantic, semantic_stride, scored},
+           {heads.q_positional, positional, positional_stride, heads.d_positional}, heads.heads,
+           count, scores);
     if (rows.bias != nullptr) {
       for (std::int64_t k = 0; k < count; ++k) {
         const float bias =
@@ -242,14 +276,21 @@ void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
       }
     }
     Softmax(heads, count, scores, factor);
-    for (std::int64_t h = 0; h < heads.heads; h += 4) {
+    // Eight heads at a time pass over the block half as often as four.
+    for (std::int64_t h = 0; h < heads.heads; h += heads.heads - h >= 8 ? 8 : 4) {
       const float* weights = scores + h * kRowBlock;
       float* out = heads.out + h * heads.d_semantic;
       const auto outputs = [&](auto kHeads) HWY_ATTR {
         Outputs<decltype(kHeads)::value>(weights, factor + h, semantic, semantic_stride,
                                          heads.d_semantic, count, out);
       };
-      switch (std::min<std::int64_t>(4, heads.heads - h)) {
+      switch (std::min<std::int64_t>(8, heads.heads - h)) {
+        case 8:
+          outputs(std::integral_constant<int, 8>());
+          break;
+        case 7:
+        case 6:
+        case 5:
         case 4:
           outputs(std::integral_constant<int, 4>());
           break;

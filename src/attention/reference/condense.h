@@ -1,5 +1,5 @@
 #pragma once
-/// Scores, condensation and mass (spec §3–§5).
+/// Scores, condensation and mass (mechanism §3–§5).
 
 #include "attention/layout.h"
 #include "attention/reference/heads.h"
