@@ -33,7 +33,8 @@ struct Settings {
   bool operator==(const Settings&) const = default;
 };
 
-/// The settings of preset `paper`, `training` or `training-free`; throws Error that lists the names.
+/// The settings of preset `paper`, `training` or `training-free`; throws Error that lists the
+/// names.
 Settings settings_preset(std::string_view name);
 
 /// Names of all presets.

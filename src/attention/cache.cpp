@@ -63,8 +63,7 @@ void LayerSpec::validate() const {
 
 std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length) {
   const Layout layout(spec.settings);
-  const auto entry =
-      static_cast<std::size_t>(spec.shape.entry_values()) * dtype_bytes(spec.dtype);
+  const auto entry = static_cast<std::size_t>(spec.shape.entry_values()) * dtype_bytes(spec.dtype);
   const auto groups = static_cast<std::size_t>(layout.groups(length));
   const auto exact = static_cast<std::size_t>(length - layout.dropped(length));
   const std::size_t bias =
@@ -217,7 +216,8 @@ void Cache::truncate(std::int64_t length) {
   if (!s.settled()) fail_input("cannot cut a cache in the middle of a run: release it first");
   if (s.spec.settings.method == MethodKind::lca && s.spec.settings.summary == Summary::prompt) {
     fail_input(
-        "cannot cut a cache of {} tokens to {}: in summary mode `prompt` earlier groups were scored "
+        "cannot cut a cache of {} tokens to {}: in summary mode `prompt` earlier groups were "
+        "scored "
         "by later queries; use `streaming`, or read the prefix again",
         s.length, length);
   }

@@ -30,11 +30,11 @@ struct Cache::State {
 
   LayerSpec spec;
   Layout layout;
-  std::int64_t length = 0;      ///< n, tokens taken
-  bool prompt_open = false;     ///< `prompt` mode: more of the prompt is to come
-  std::int64_t dropped = 0;     ///< positions after the sink that are gone
-  EntryRows groups;             ///< representatives
-  RowBuffer bias;               ///< [m][KV] float32, with mass `score` only
+  std::int64_t length = 0;   ///< n, tokens taken
+  bool prompt_open = false;  ///< `prompt` mode: more of the prompt is to come
+  std::int64_t dropped = 0;  ///< positions after the sink that are gone
+  EntryRows groups;          ///< representatives
+  RowBuffer bias;            ///< [m][KV] float32, with mass `score` only
   EntryRows sink;
   EntryRows window;
   RowBuffer queries;  ///< the last queries, [row][H][d_n + d_r] float32; empty but for method lca

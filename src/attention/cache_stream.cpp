@@ -30,8 +30,8 @@ void put_spec(ByteWriter& to, const LayerSpec& spec) {
   const AttentionShape& shape = spec.shape;
   to.put(static_cast<std::uint8_t>(shape.form));
   to.put(static_cast<std::uint8_t>(spec.dtype));
-  for (const std::int64_t width : {shape.heads, shape.kv_heads, shape.d_nope, shape.d_rope,
-                                   shape.d_latent, shape.d_value}) {
+  for (const std::int64_t width :
+       {shape.heads, shape.kv_heads, shape.d_nope, shape.d_rope, shape.d_latent, shape.d_value}) {
     to.put(width);
   }
   to.put(spec.scale);
@@ -69,8 +69,8 @@ void put_rows(ByteWriter& to, const RowBuffer& rows) {
 void get_rows(ByteReader& from, std::int64_t count, RowBuffer& rows) {
   if (count == 0) return;
   // Compared before memory is taken: a stream may claim any length.
-  if (rows.row_bytes() > 0 &&
-      static_cast<std::uint64_t>(count) > from.left() / static_cast<std::uint64_t>(rows.row_bytes())) {
+  if (rows.row_bytes() > 0 && static_cast<std::uint64_t>(count) >
+                                  from.left() / static_cast<std::uint64_t>(rows.row_bytes())) {
     fail_input("the cache stream is truncated");
   }
   const auto bytes = from.get_bytes(static_cast<std::size_t>(count * rows.row_bytes()));

@@ -21,8 +21,7 @@ class Lca final : public Method {
     for (const Run& run : runs) check_query_count(run);
     runs_append(context, runs);
     // In `prompt` mode nobody may be scored before the prompt's last queries are here.
-    const bool prompt =
-        !runs.empty() && runs[0].cache->spec().settings.summary == Summary::prompt;
+    const bool prompt = !runs.empty() && runs[0].cache->spec().settings.summary == Summary::prompt;
     if (!prompt || prompt_ends) condense(context, weights, runs);
     for (const Run& run : runs) {
       Cache::State& state = run.cache->state();
@@ -56,9 +55,8 @@ class Lca final : public Method {
     const Settings& settings = run.cache->spec().settings;
     const std::int64_t tokens = run.entries.semantic.shape[0];
     const std::int64_t queries = run.queries.rope.shape[0];
-    const std::int64_t needed = settings.summary == Summary::prompt
-                                    ? std::min(tokens, settings.summary_queries)
-                                    : tokens;
+    const std::int64_t needed =
+        settings.summary == Summary::prompt ? std::min(tokens, settings.summary_queries) : tokens;
     if (queries < needed) {
       fail_input("a run of {} tokens has {} queries; condensing needs {}", tokens, queries, needed);
     }

@@ -111,9 +111,10 @@ void runs_attend(Context& context, const LayerWeights& weights, std::span<const 
     const std::int64_t end = first[i] + runs[i].queries.rope.shape[0];
     if (runs[i].out == nullptr) fail_input("run {} has nowhere to write its output", i);
     if (first[i] < 0 || end > state.length || state.layout.dropped(first[i] + 1) < state.dropped) {
-      fail_input("queries {} to {} cannot be answered by a cache of {} tokens: not taken yet, or "
-                 "released already",
-                 first[i], end - 1, state.length);
+      fail_input(
+          "queries {} to {} cannot be answered by a cache of {} tokens: not taken yet, or "
+          "released already",
+          first[i], end - 1, state.length);
     }
   }
   lca::attend(context, weights, runs, first);

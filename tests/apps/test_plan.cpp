@@ -1,4 +1,4 @@
-// `lca plan`: the sizes the spec states, and the longest context that fits.
+// `lca plan`: the sizes the mechanism page states, and the longest context that fits.
 
 #include "apps/program.h"
 

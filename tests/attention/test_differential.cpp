@@ -55,8 +55,7 @@ struct Tally {
 
   void check(const reference::Result& expected, const Outcome& outcome, DType dtype) {
     EXPECT_TRUE(close(expected, outcome, dtype));
-    of(dtype).worst = std::max(
-        of(dtype).worst, worst_error(expected, widen(outcome)));
+    of(dtype).worst = std::max(of(dtype).worst, worst_error(expected, widen(outcome)));
   }
 
   void finish() const {

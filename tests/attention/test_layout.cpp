@@ -1,5 +1,5 @@
-// The index law against a second reading of mechanism §2: a sequence that grows token by token, a sink
-// that fills first, and a buffer that gives up its oldest g tokens when it holds w + g.
+// The index law against a second reading of mechanism §2: a sequence that grows token by token, a
+// sink that fills first, and a buffer that gives up its oldest g tokens when it holds w + g.
 
 #include "attention/layout.h"
 

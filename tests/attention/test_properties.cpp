@@ -1,4 +1,5 @@
-// What must hold (mechanism §9), on the reference and on the fast path; item 3 is in test_theorem.cpp.
+// What must hold (mechanism §9), on the reference and on the fast path; item 3 is in
+// test_theorem.cpp.
 
 #include <gtest/gtest.h>
 

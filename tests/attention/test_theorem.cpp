@@ -1,5 +1,6 @@
-// Theorem 1 of the paper (mechanism §5 and §9.3): with mass `count` the distance from dense attention is
-// at most V(e^{2·Q·δ_k·scale} − 1) + δ_v for measured Q, V, δ_k, δ_v. Without mass it is not.
+// Theorem 1 of the paper (mechanism §5 and §9.3): with mass `count` the distance from dense
+// attention is at most V(e^{2·Q·δ_k·scale} − 1) + δ_v for measured Q, V, δ_k, δ_v. Without mass it
+// is not.
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Whoever computes attention, under one face: what the spec says must hold does so for the
-/// reference as for the fast path, only with different rounding.
+/// Whoever computes attention, under one face: what the mechanism page says must hold does so for
+/// the reference as for the fast path, only with different rounding.
 
 #include <lca/lca.h>
 

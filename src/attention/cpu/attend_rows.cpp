@@ -100,7 +100,8 @@ class Decode {
     const std::int64_t heads = shape_.heads;
     const auto count = static_cast<std::int64_t>(queries_.size());
     ThreadPool& pool = context_.pool();
-    pool.run(count * heads, [&](std::int64_t task, int) { prepare(query(task / heads), task % heads); });
+    pool.run(count * heads,
+             [&](std::int64_t task, int) { prepare(query(task / heads), task % heads); });
     pool.run(static_cast<std::int64_t>(tasks_.size()) * shape_.kv_heads,
              [&](std::int64_t task, int worker) {
                attend_split(tasks_[static_cast<std::size_t>(task / shape_.kv_heads)],
@@ -127,8 +128,7 @@ class Decode {
   /// One head's query in the cache's own space, times scale·log₂e.
   void prepare(const QueryMemory& query, std::int64_t head) {
     const Queries& q = runs_[query.run].queries;
-    const float scale =
-        static_cast<float>(spec_.softmax_scale() * std::numbers::log2e_v<double>);
+    const auto scale = static_cast<float>(spec_.softmax_scale() * std::numbers::log2e_v<double>);
     float* positional = query.q_positional + head * shape_.d_rope;
     std::fill_n(positional, shape_.d_rope, 0.0F);
     vector_add_scaled(scale, q.rope.row(query.row, head), q.rope.dtype, shape_.d_rope, positional);
@@ -349,8 +349,8 @@ void attend(Context& context, const LayerWeights& weights, std::span<const Run> 
   std::vector<std::int64_t> few_first;
   std::vector<std::int64_t> many_first;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const bool rows = attend_prefers_rows(runs[i].cache->spec().shape,
-                                          runs[i].queries.rope.shape[0]);
+    const bool rows =
+        attend_prefers_rows(runs[i].cache->spec().shape, runs[i].queries.rope.shape[0]);
     (rows ? few : many).push_back(runs[i]);
     (rows ? few_first : many_first).push_back(first[i]);
   }

@@ -29,8 +29,7 @@ bool uses_bf16(const LayerSpec& spec, const LayerWeights& weights, std::span<con
   const bool mla = spec.shape.form == Form::mla;
   if (mla && (weights.w_uk.dtype != DType::bf16 || weights.w_uv.dtype != DType::bf16)) return false;
   return std::all_of(runs.begin(), runs.end(), [&](const Run& run) {
-    return run.queries.rope.dtype == DType::bf16 &&
-           (!mla || run.queries.nope.dtype == DType::bf16);
+    return run.queries.rope.dtype == DType::bf16 && (!mla || run.queries.nope.dtype == DType::bf16);
   });
 }
 
@@ -76,11 +75,10 @@ struct SharedMemory {
       Worker worker{};
       worker.tile =
           carver.take<float>(tile_scratch_floats(shape.d_nope, shape.d_rope, shape.d_value));
-      worker.rebuild = carver.take<float>(
-          shape.form == Form::mla ? rebuild_scratch_floats(shape.d_latent) : 0);
-      worker.rows =
-          carver.take<std::byte>(kChunk * static_cast<std::int64_t>(sizeof(float)) *
-                                 std::max(shape.d_semantic(), shape.d_positional()));
+      worker.rebuild =
+          carver.take<float>(shape.form == Form::mla ? rebuild_scratch_floats(shape.d_latent) : 0);
+      worker.rows = carver.take<std::byte>(kChunk * static_cast<std::int64_t>(sizeof(float)) *
+                                           std::max(shape.d_semantic(), shape.d_positional()));
       workers.push_back(worker);
     }
   }
@@ -163,8 +161,8 @@ class Prefill {
       }
       for (std::int64_t row = 0; row < length; row += kTileRows) {
         const std::int64_t rows_here = std::min(kTileRows, length - row);
-        tiles_.push_back({i, row, rows_here,
-                          rows_here * state.layout.visible(first_[i] + row).pairs()});
+        tiles_.push_back(
+            {i, row, rows_here, rows_here * state.layout.visible(first_[i] + row).pairs()});
       }
     }
     std::stable_sort(tiles_.begin(), tiles_.end(),
@@ -246,10 +244,10 @@ class Prefill {
       const bool keys = i < key_panels;
       const ConstTensor& w = keys ? weights_.w_uk : weights_.w_uv;
       const std::int64_t row = (keys ? i : i - key_panels) * kPanel;
-      pack_keys(w.row(head, row), w.dtype, w.stride[1], std::min(kPanel, w.shape[1] - row),
-                shape_.d_latent, bf16_,
-                (keys ? shared_->w_uk : shared_->w_uv) +
-                    packed_key_words(row, shape_.d_latent, bf16_));
+      pack_keys(
+          w.row(head, row), w.dtype, w.stride[1], std::min(kPanel, w.shape[1] - row),
+          shape_.d_latent, bf16_,
+          (keys ? shared_->w_uk : shared_->w_uv) + packed_key_words(row, shape_.d_latent, bf16_));
     });
   }
 

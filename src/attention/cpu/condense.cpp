@@ -156,8 +156,7 @@ class Batch {
       for (std::int64_t head = 0; head < shape_.heads; ++head) {
         const std::int64_t kv = head / sharing;
         const std::int64_t vector = vectors_ == 1 ? 0 : head % sharing;
-        float* to =
-            scratch_.positional + ((i * shape_.kv_heads + kv) * vectors_ + vector) * d_rope;
+        float* to = scratch_.positional + ((i * shape_.kv_heads + kv) * vectors_ + vector) * d_rope;
         if (vectors_ > 1 || head % sharing == 0) std::fill_n(to, d_rope, 0.0F);
         vector_add_scaled(1, scratch_.mean_rope + (i * shape_.heads + head) * d_rope, DType::f32,
                           d_rope, to);
@@ -170,13 +169,11 @@ class Batch {
               DType dtype) const {
     float best = -std::numeric_limits<float>::infinity();
     for (std::int64_t vector = 0; vector < vectors_; ++vector) {
-      const float* pos =
-          scratch_.positional +
-          ((summary * shape_.kv_heads + kv) * vectors_ + vector) * shape_.d_rope;
+      const float* pos = scratch_.positional +
+                         ((summary * shape_.kv_heads + kv) * vectors_ + vector) * shape_.d_rope;
       float sum = vector_dot(pos, positional, dtype, shape_.d_rope);
       if (shape_.form == Form::mla) {
-        const float* sem =
-            scratch_.semantic + (vector * summaries_ + summary) * shape_.d_latent;
+        const float* sem = scratch_.semantic + (vector * summaries_ + summary) * shape_.d_latent;
         sum += vector_dot(sem, semantic, dtype, shape_.d_latent);
       }
       best = std::max(best, sum);
@@ -231,8 +228,8 @@ class Batch {
       vector_widen(rows.row(best, kv), rows.dtype, width, pooled);
       return;
     }
-    std::fill_n(pooled, width,
-                kind == Pool::max ? -std::numeric_limits<float>::infinity() : 0.0F);
+    constexpr float kLowest = -std::numeric_limits<float>::infinity();
+    std::fill_n(pooled, width, kind == Pool::max ? kLowest : 0.0F);
     const float share = 1.0F / static_cast<float>(rows.shape[0]);
     for (std::int64_t k = 0; k < rows.shape[0]; ++k) {
       if (kind == Pool::max) {
@@ -290,7 +287,8 @@ void condense(Context& context, const LayerWeights& weights, std::span<const Run
     const Run& run = runs[t.run];
     Carver carver(block + share * static_cast<std::size_t>(worker));
     const Scratch scratch(carver, run.cache->spec());
-    Batch(weights, run, scratch, t.first, t.count).condense(alpha[static_cast<std::size_t>(worker)]);
+    Batch(weights, run, scratch, t.first, t.count)
+        .condense(alpha[static_cast<std::size_t>(worker)]);
   });
   for (const Task& t : tasks) {
     const Cache::State& state = runs[t.run].cache->state();

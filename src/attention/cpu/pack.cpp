@@ -5,9 +5,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/pack.cpp"
-#include "attention/cpu/targets.h"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+#include "attention/cpu/targets.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,15 +1,15 @@
 // Rebuilds MLA's keys and values with the products of the tile kernel, straight into its panels: a
 // library's product would write rows, and laying those out again costs more than it wins.
 //
-// Shapes: 192 latents of d_c = 512 (384 KiB packed) against 8 panels of 32 weight rows (64 KiB each),
-// from the second-level cache. Operations: 2·192·512·256 a task.
+// Shapes: 192 latents of d_c = 512 (384 KiB packed) against 8 panels of 32 weight rows (64 KiB
+// each), from the second-level cache. Operations: 2·192·512·256 a task.
 
 #include "attention/cpu/tile.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/rebuild.cpp"
-#include "attention/cpu/targets.h"
 #include <hwy/foreach_target.h>
+#include "attention/cpu/targets.h"
 // clang-format off: the shared pieces must come after foreach_target
 #include "attention/cpu/panel-inl.h"
 // clang-format on

@@ -2,8 +2,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/rows.cpp"
-#include "attention/cpu/targets.h"
 #include <hwy/foreach_target.h>
+#include "attention/cpu/targets.h"
 // clang-format off: the shared pieces must come after foreach_target
 #include "attention/cpu/simd-inl.h"
 // clang-format on
@@ -106,7 +106,8 @@ HWY_INLINE void ScoreTile(const ScorePart& semantic, const ScorePart& positional
 /// Scores of all heads against `count` ≤ 64 float32 rows.
 void Scores(const ScorePart& semantic, const ScorePart& positional, std::int64_t heads,
             std::int64_t count, float* scores) {
-  // Eight rows (18 KiB for DeepSeek-V2-Lite) and four queries at a time stay in the first-level cache.
+  // Eight rows (18 KiB for DeepSeek-V2-Lite) and four queries at a time stay in the first-level
+  // cache.
   constexpr std::int64_t kRowsAtOnce = 8;
   const std::int64_t whole = count / 4 * 4;
   for (std::int64_t first = 0; first < whole; first += kRowsAtOnce) {
@@ -270,8 +271,7 @@ void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
            count, scores);
     if (rows.bias != nullptr) {
       for (std::int64_t k = 0; k < count; ++k) {
-        const float bias =
-            rows.bias[(first + k) * rows.bias_stride] * std::numbers::log2e_v<float>;
+        const float bias = rows.bias[(first + k) * rows.bias_stride] * std::numbers::log2e_v<float>;
         for (std::int64_t h = 0; h < heads.heads; ++h) scores[h * kRowBlock + k] += bias;
       }
     }

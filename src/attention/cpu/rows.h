@@ -19,7 +19,8 @@ constexpr std::int64_t kRowBlock = 64;  ///< rows in one step of the online soft
 struct RowHeads {
   std::int64_t heads = 0;
   std::int64_t d_semantic = 0, d_positional = 0;
-  const float* q_semantic = nullptr;    ///< [heads][d_semantic]; null: rows are scored by position only
+  const float* q_semantic =
+      nullptr;  ///< [heads][d_semantic]; null: rows are scored by position only
   const float* q_positional = nullptr;  ///< [heads][d_positional]; both times scale·log₂e
   float* out = nullptr;                 ///< [heads][d_semantic], not yet divided by `sum`
   float* top = nullptr;                 ///< [heads], the largest score so far, in powers of two

@@ -2,8 +2,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/tile.cpp"
-#include "attention/cpu/targets.h"
 #include <hwy/foreach_target.h>
+#include "attention/cpu/targets.h"
 // clang-format off: the shared pieces must come after foreach_target
 #include "attention/cpu/panel-inl.h"
 // clang-format on
@@ -182,7 +182,8 @@ class TileWork {
   }
 
   /// Turns a row of scores into weights 2^(x − top), in place (bfloat16: packed at the row's
-  /// start), and notes by how much the row's earlier output shrinks. `bias` is the block's, or null.
+  /// start), and notes by how much the row's earlier output shrinks. `bias` is the block's, or
+  /// null.
   void SoftmaxRow(std::int64_t r, const Span& span, const Range& hull, const float* bias) {
     const DF d;
     const hn::RebindToSigned<DF> di;
@@ -193,8 +194,7 @@ class TileWork {
     const std::int64_t to = round_up(hull.end, lanes);
     const bool two_ranges = span.sink_end > 0;
     const std::int64_t begin = two_ranges ? from : std::max(from, span.begin / lanes * lanes);
-    const std::int64_t end =
-        two_ranges ? to : std::clamp(round_up(span.end, lanes), begin, to);
+    const std::int64_t end = two_ranges ? to : std::clamp(round_up(span.end, lanes), begin, to);
     float* row = scores_ + r * kBlockKeys;
     const VF scale = hn::Set(d, t_.scale * kLog2e);
     const VF minus_infinity = hn::Set(d, -std::numeric_limits<float>::infinity());
@@ -223,8 +223,7 @@ class TileWork {
       top = hn::Max(top, x);
     }
     const float before = top_[r];
-    const float now =
-        std::max(before, hn::GetLane(hn::MaxOfLanes(d, top)) * (t_.scale * kLog2e));
+    const float now = std::max(before, hn::GetLane(hn::MaxOfLanes(d, top)) * (t_.scale * kLog2e));
     const VF now_all = hn::Set(d, now);
     VF sum = hn::Zero(d);
     for (std::int64_t i = begin; i < end; i += lanes) {

@@ -95,8 +95,8 @@ void tile_attend(const Tile& tile);
 void pack_keys(const void* source, DType dtype, std::int64_t stride, std::int64_t count,
                std::int64_t depth, bool bf16, std::uint32_t* to);
 
-/// Copies rows of values [count,columns] to keys first … (a multiple of 32) of value panels laid out
-/// for `capacity` keys (another); keys up to the next multiple of 32 become zero.
+/// Copies rows of values [count,columns] to keys first … (a multiple of 32) of value panels laid
+/// out for `capacity` keys (another); keys up to the next multiple of 32 become zero.
 void pack_values(const void* source, DType dtype, std::int64_t stride, std::int64_t count,
                  std::int64_t columns, bool bf16, std::int64_t first, std::int64_t capacity,
                  std::uint32_t* to);

@@ -2,8 +2,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/vector.cpp"
-#include "attention/cpu/targets.h"
 #include <hwy/foreach_target.h>
+#include "attention/cpu/targets.h"
 // clang-format off: the shared pieces must come after foreach_target
 #include "attention/cpu/simd-inl.h"
 // clang-format on
@@ -74,9 +74,8 @@ void VectorWiden(const void* from, DType dtype, std::int64_t count, float* to) {
 
 void VectorMax(const void* x, DType dtype, std::int64_t count, float* y) {
   for (std::int64_t i = 0; i < count; ++i) {
-    const float value = dtype == DType::f32
-                            ? static_cast<const float*>(x)[i]
-                            : bf16_to_f32(static_cast<const std::uint16_t*>(x)[i]);
+    const float value = dtype == DType::f32 ? static_cast<const float*>(x)[i]
+                                            : bf16_to_f32(static_cast<const std::uint16_t*>(x)[i]);
     y[i] = std::max(y[i], value);
   }
 }

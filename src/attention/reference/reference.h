@@ -1,5 +1,5 @@
 #pragma once
-/// The truth: the mechanism of the spec in double precision and plain loops. Every kernel is
+/// The truth: the mechanism in double precision and plain loops. Every kernel is
 /// compared with it, and it is compared with an independent implementation. Nothing here is meant
 /// to be fast: per-head keys and values are rebuilt for all tokens at once.
 

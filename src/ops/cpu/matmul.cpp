@@ -28,9 +28,8 @@ class OmpThreads {
 
 void multiply(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
               float beta) {
-  const auto status =
-      dnnl_sgemm('N', 'N', a.rows, b.columns, a.columns, 1.0F, a.data, a.stride, b.data, b.stride,
-                 beta, out, out_stride);
+  const auto status = dnnl_sgemm('N', 'N', a.rows, b.columns, a.columns, 1.0F, a.data, a.stride,
+                                 b.data, b.stride, beta, out, out_stride);
   if (status != dnnl_success) fail_run("oneDNN refused a float32 product ({})", int{status});
 }
 
