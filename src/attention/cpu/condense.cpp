@@ -224,12 +224,12 @@ class Batch {
   static void pool_rows(Pool kind, const ConstTensor& rows, std::int64_t kv, std::int64_t best,
                         const std::vector<float>& alpha, float* pooled) {
     const std::int64_t width = rows.shape[2];
-    if (kind == Pool::select) {
-      vector_widen(rows.row(best, kv), rows.dtype, width, pooled);
-      return;
+    if (kind == Pool::select || kind == Pool::max) {
+      vector_widen(rows.row(kind == Pool::select ? best : 0, kv), rows.dtype, width, pooled);
+    } else {
+      std::fill_n(pooled, width, 0.0F);
     }
-    constexpr float kLowest = -std::numeric_limits<float>::infinity();
-    std::fill_n(pooled, width, kind == Pool::max ? kLowest : 0.0F);
+    if (kind == Pool::select) return;
     const float share = 1.0F / static_cast<float>(rows.shape[0]);
     for (std::int64_t k = 0; k < rows.shape[0]; ++k) {
       if (kind == Pool::max) {
