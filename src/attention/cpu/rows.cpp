@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 /// Adds the blocks of four lanes of a vector up.
 template <class D, class V>
-HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> SumBlocks(D d, V v) {
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> SumBlocks(D /*d*/, V v) {
   if constexpr (hn::MaxLanes(D()) > 4) {
     const hn::Half<D> half;
     return SumBlocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
