@@ -3,11 +3,13 @@
 
 #include "attention/cpu/tile.h"
 
+// The order matters.
+// clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/pack.cpp"
-#include <hwy/foreach_target.h>
+#include "attention/cpu/foreach_target.h"
 #include <hwy/highway.h>
-#include "attention/cpu/targets.h"
+// clang-format on
 
 #include <algorithm>
 #include <bit>

@@ -1,10 +1,10 @@
 #include "attention/cpu/rows.h"
 
+// The order matters.
+// clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/rows.cpp"
-#include <hwy/foreach_target.h>
-#include "attention/cpu/targets.h"
-// clang-format off: the shared pieces must come after foreach_target
+#include "attention/cpu/foreach_target.h"
 #include "attention/cpu/simd-inl.h"
 // clang-format on
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Which instruction sets the SIMD files are compiled for.
+/// Which instruction sets the SIMD files are compiled for; to be included before any of Highway.
 
 // Arrays of vectors, which the register-blocked products need, do not exist for vectors of unknown
 // size.
