@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 #include "core/bf16.h"
 
@@ -25,12 +26,50 @@ inline std::uint32_t Bits(std::uint16_t value) { return std::uint32_t{value} << 
 inline std::uint32_t Rounded(float value) { return bf16_from_f32(value); }
 inline std::uint32_t Rounded(std::uint16_t value) { return value; }
 
+/// A full panel of float32 keys, transposed four by four; `depth` is a multiple of 4.
+HWY_INLINE void TransposePanel(const float* HWY_RESTRICT source, std::int64_t stride,
+                               std::int64_t depth, float* HWY_RESTRICT to) {
+#if HWY_TARGET == HWY_SCALAR
+  for (std::int64_t i = 0; i < kPanel; ++i) {
+    for (std::int64_t k = 0; k < depth; ++k) to[k * kPanel + i] = source[i * stride + k];
+  }
+#else
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::FixedTag<float, 4> d;
+  for (std::int64_t i = 0; i < kPanel; i += 4) {
+    for (std::int64_t k = 0; k < depth; k += 4) {
+      const float* row = source + i * stride + k;
+      const auto r0 = hn::LoadU(d, row);
+      const auto r1 = hn::LoadU(d, row + stride);
+      const auto r2 = hn::LoadU(d, row + 2 * stride);
+      const auto r3 = hn::LoadU(d, row + 3 * stride);
+      const auto low02 = hn::InterleaveLower(d, r0, r2);
+      const auto low13 = hn::InterleaveLower(d, r1, r3);
+      const auto high02 = hn::InterleaveUpper(d, r0, r2);
+      const auto high13 = hn::InterleaveUpper(d, r1, r3);
+      float* out = to + k * kPanel + i;
+      hn::StoreU(hn::InterleaveLower(d, low02, low13), d, out);
+      hn::StoreU(hn::InterleaveUpper(d, low02, low13), d, out + kPanel);
+      hn::StoreU(hn::InterleaveLower(d, high02, high13), d, out + 2 * kPanel);
+      hn::StoreU(hn::InterleaveUpper(d, high02, high13), d, out + 3 * kPanel);
+    }
+  }
+#endif
+}
+
 template <typename T>
 void PackKeysOf(const T* source, std::int64_t stride, std::int64_t count, std::int64_t depth,
                 bool bf16, std::uint32_t* to) {
   const std::int64_t words = bf16 ? ceil_div(depth, 2) : depth;
   for (std::int64_t panel = 0; panel < count; panel += kPanel) {
     const std::int64_t keys = std::min(kPanel, count - panel);
+    if constexpr (std::is_same_v<T, float>) {
+      if (!bf16 && keys == kPanel && depth % 4 == 0) {
+        TransposePanel(source + panel * stride, stride, depth, reinterpret_cast<float*>(to));
+        to += words * kPanel;
+        continue;
+      }
+    }
     if (keys < kPanel) std::fill_n(to, words * kPanel, 0U);
     for (std::int64_t i = 0; i < keys; ++i) {
       const T* row = source + (panel + i) * stride;

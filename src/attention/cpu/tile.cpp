@@ -231,7 +231,7 @@ class TileWork {
       sum = hn::Add(sum, p);
       hn::StoreU(p, d, row + i);
     }
-    const float factor = before == now ? 1.0F : std::exp2(before - now);
+    const float factor = before == now ? 1.0F : hn::GetLane(Exp2(hn::Set(d, before - now)));
     top_[r] = now;
     sum_[r] = sum_[r] * factor + hn::GetLane(hn::SumOfLanes(d, sum));
     factor_[r] = factor;
