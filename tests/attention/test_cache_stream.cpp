@@ -15,20 +15,10 @@
 #include "support/compare.h"
 #include "support/feed.h"
 #include "support/random_layer.h"
+#include "support/small_cache.h"
 
 namespace lca::test {
 namespace {
-
-const AttentionShape kMla = AttentionShape::mla(2, 4, 3, 9, 5);
-const AttentionShape kGqa = AttentionShape::gqa(4, 2, 6, 5);
-
-LayerSpec random_spec(Random& random, std::int64_t count) {
-  LayerSpec spec;
-  spec.shape = random.chance(0.5) ? kMla : kGqa;
-  spec.dtype = random.chance(0.5) ? DType::f32 : DType::bf16;
-  spec.settings = random_settings(random, count);
-  return spec;
-}
 
 TEST(CacheStream, ALoadedCacheContinuesBitForBit) {
   Context context(1);

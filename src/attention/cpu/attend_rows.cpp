@@ -12,6 +12,7 @@
 #include "attention/cache_state.h"
 #include "attention/cpu/rows.h"
 #include "attention/cpu/vector.h"
+#include "core/bf16.h"
 #include "core/threads.h"
 #include "core/workspace.h"
 
@@ -133,13 +134,13 @@ class Decode {
     std::fill_n(positional, shape_.d_rope, 0.0F);
     vector_add_scaled(scale, q.rope.row(query.row, head), q.rope.dtype, shape_.d_rope, positional);
     if (shape_.form != Form::mla) return;
+    const void* nope = q.nope.row(query.row, head);
     float* semantic = query.q_semantic + head * shape_.d_latent;
     std::fill_n(semantic, shape_.d_latent, 0.0F);
     for (std::int64_t k = 0; k < shape_.d_nope; ++k) {
-      float value = 0;
-      vector_widen(static_cast<const std::byte*>(q.nope.row(query.row, head)) +
-                       static_cast<std::size_t>(k) * dtype_bytes(q.nope.dtype),
-                   q.nope.dtype, 1, &value);
+      const float value = q.nope.dtype == DType::f32
+                              ? static_cast<const float*>(nope)[k]
+                              : bf16_to_f32(static_cast<const bf16_bits*>(nope)[k]);
       vector_add_scaled(value * scale, weights_.w_uk.row(head, k), weights_.w_uk.dtype,
                         shape_.d_latent, semantic);
     }

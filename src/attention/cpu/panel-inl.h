@@ -106,28 +106,24 @@ inline void PackRows(const ConstTensor& rows, std::int64_t count, std::int64_t d
   const int unit = RowsPerCall(bf16);
   const std::int64_t words = round_up(bf16 ? ceil_div(depth, 2) : depth, kDepth);
   const bool widen = rows.dtype == DType::bf16 && !bf16;
+  constexpr std::int64_t kBlock = 4 * kDepth;  // bytes
   const std::int64_t bytes = depth * static_cast<std::int64_t>(dtype_bytes(rows.dtype));
-  for (std::int64_t r0 = 0; r0 < count; r0 += unit) {
-    for (std::int64_t i = 0; i < unit; ++i) {
-      std::uint32_t* block = to + r0 * words + i * kDepth;
-      const auto* row = static_cast<const char*>(rows.row(r0 + i));
-      for (std::int64_t word = 0; word < words; word += kDepth, block += unit * kDepth) {
-        const std::int64_t some = r0 + i >= count ? 0
-                                  : widen         ? std::min(kDepth, depth - word)
-                                                  : std::min(4 * kDepth, bytes - 4 * word) / 4;
-        if (some == kDepth && !widen) {
-          std::memcpy(block, row + 4 * word, 4 * kDepth);  // nearly always
-          continue;
-        }
-        std::memset(block, 0, 4 * kDepth);
-        if (some == 0 && r0 + i >= count) continue;
-        if (widen) {
-          Widen(reinterpret_cast<const std::uint16_t*>(row) + word, some,
-                reinterpret_cast<float*>(block));
-        } else {
-          std::memcpy(block, row + 4 * word,
-                      static_cast<std::size_t>(std::min(4 * kDepth, bytes - 4 * word)));
-        }
+  for (std::int64_t r = 0; r < round_up(count, unit); ++r) {
+    const std::int64_t in_call = r % unit;
+    std::uint32_t* block = to + (r - in_call) * words + in_call * kDepth;
+    const auto* row = static_cast<const char*>(rows.row(r));
+    for (std::int64_t word = 0; word < words; word += kDepth, block += unit * kDepth) {
+      const std::int64_t left = r < count && !widen ? bytes - 4 * word : 0;
+      if (left >= kBlock) {
+        std::memcpy(block, row + 4 * word, kBlock);  // nearly always
+        continue;
+      }
+      std::memset(block, 0, kBlock);
+      if (r < count && widen) {
+        Widen(reinterpret_cast<const std::uint16_t*>(row) + word, std::min(kDepth, depth - word),
+              reinterpret_cast<float*>(block));
+      } else if (left > 0) {
+        std::memcpy(block, row + 4 * word, static_cast<std::size_t>(left));
       }
     }
   }

@@ -80,21 +80,19 @@ class TileWork {
   void Run() {
     RowSpans spans;
     RowSpans group_spans;
-    std::int64_t window_begin = 0;
-    std::int64_t sink_end = 0;
-    std::int64_t groups = 0;
     for (std::int64_t r = 0; r < t_.rows; ++r) {
       const Visible v = t_.layout.visible(t_.first + r);
       group_spans.row[r] = {0, 0, v.groups};
-      groups = std::max(groups, v.groups);
       spans.row[r] = {v.sink.end, v.window.begin - t_.dropped, v.window.end - t_.dropped};
       // Tokens that were never dropped keep their place; the sink lies before them.
       if (v.window.begin <= v.sink.end) spans.row[r] = {0, v.sink.begin, v.window.end - t_.dropped};
-      if (r == 0) window_begin = spans.row[r].begin;
-      sink_end = std::max(sink_end, spans.row[r].sink_end);
-      window_begin = std::min(window_begin, spans.row[r].begin);
     }
-    const std::int64_t window_end = spans.row[t_.rows - 1].end;
+    // Later rows never see less: the first row begins, the last one ends.
+    const std::int64_t last = t_.rows - 1;
+    const std::int64_t sink_end = spans.row[last].sink_end;
+    const std::int64_t window_begin = spans.row[0].begin;
+    const std::int64_t window_end = spans.row[last].end;
+    const std::int64_t groups = group_spans.row[last].end;
     std::int64_t key = 0;
     for (; key < sink_end; key += kBlockKeys) Block(t_.tokens, key, spans, false);
     // Blocks start at the window's first panel, so that no block is all but empty.
