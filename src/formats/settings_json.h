@@ -32,6 +32,11 @@ enum class SettingsScope {
 SettingsObject settings_from_json(std::string_view text, std::string_view where,
                                   SettingsScope scope);
 
+/// The object of a checkpoint or adapter, where any field may be a list with one value per layer:
+/// the settings of each of `layers` layers. Throws Error that begins with `where`.
+std::vector<Settings> settings_layers_from_json(std::string_view text, std::string_view where,
+                                                std::int64_t layers);
+
 /// A setting from the command line, with its file name ("semantic_pool") and text. Besides the
 /// fields of Settings there are "preset" (replaces them all; applied first, wherever it stands),
 /// "scale" and "prefill" ("128,64").

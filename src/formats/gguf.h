@@ -1,0 +1,77 @@
+#pragma once
+/// GGUF v3: settings, tokenizer and tensors in one file, or in several parts. Every byte read is
+/// hostile until checked.
+
+#include "core/file.h"
+#include "formats/model_config.h"
+#include "formats/tokenizer.h"
+#include "ops/packed.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace lca {
+
+/// One value of the settings: a scalar, or a list of scalars of one type.
+struct GgufValue {
+  enum class Kind : std::uint8_t { integer, number, boolean, text };
+  Kind kind = Kind::integer;
+  bool is_list = false;
+  std::vector<std::int64_t> integers;   ///< kinds integer and boolean; one entry for a scalar
+  std::vector<double> numbers;          ///< kind number
+  std::vector<std::string_view> texts;  ///< kind text, in the file's memory
+};
+
+/// One tensor. `shape` is row-major (numpy's order): the reverse of what the file stores.
+struct GgufTensor {
+  std::string name;
+  PackedType type = PackedType::f32;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+/// A checked file with all its parts.
+class Gguf {
+ public:
+  /// Maps `path` and, where it is one part of several (`-00001-of-00003.gguf`), the others; throws
+  /// Error naming file and key or tensor. A tensor type we do not read is named in the error.
+  static Gguf open(const std::filesystem::path& path);
+  /// The same for one file in memory, which must outlive the result.
+  static Gguf parse(std::span<const std::byte> bytes, std::string_view name);
+
+  const std::string& name() const { return name_; }
+  /// All tensors of all parts, sorted by name.
+  const std::vector<GgufTensor>& tensors() const { return tensors_; }
+  const GgufTensor* find(std::string_view name) const;
+  const GgufValue* value(std::string_view key) const;
+  const std::unordered_map<std::string, GgufValue>& values() const { return values_; }
+
+  /// Typed lookups; throw Error naming the key where it has another type (or is missing and there
+  /// is no fallback).
+  std::int64_t integer(std::string_view key, std::optional<std::int64_t> fallback = {}) const;
+  double number(std::string_view key, std::optional<double> fallback = {}) const;
+  bool boolean(std::string_view key, bool fallback) const;
+  std::string text(std::string_view key, std::optional<std::string_view> fallback = {}) const;
+
+ private:
+  std::string name_;
+  std::vector<MappedFile> maps_;
+  std::vector<GgufTensor> tensors_;
+  std::unordered_map<std::string, GgufValue> values_;
+};
+
+/// The model a file describes (architectures llama, qwen2, deepseek2, minicpm3); throws Error for
+/// others and for what we do not do.
+ModelConfig model_config_from_gguf(const Gguf& file);
+
+/// The tokenizer's tables, for `Tokenizer::from_gguf`; views into the file's memory.
+GgufTokenizer tokenizer_from_gguf(const Gguf& file);
+
+}  // namespace lca
