@@ -5,6 +5,9 @@
 #include <lca/context.h>
 #include <lca/error.h>
 #include <lca/method.h>
+#include <lca/model.h>
+#include <lca/sampling.h>
+#include <lca/session.h>
 #include <lca/settings.h>
 #include <lca/shape.h>
 #include <lca/tensor.h>

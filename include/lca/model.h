@@ -1,0 +1,71 @@
+#pragma once
+/// A language model from disk: a Hugging Face folder or a GGUF file, as it is.
+
+#include <lca/settings.h>
+#include <lca/shape.h>
+#include <lca/tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lca {
+
+/// What products of activations and weights are computed in. `f32` is the reference; `bf16` rounds
+/// both factors (sums stay float32) and stores the cache in bf16.
+enum class Precision : std::uint8_t { automatic, f32, bf16 };
+
+/// How to load a model.
+struct ModelOptions {
+  std::string path;     ///< a folder or a .gguf file
+  std::string adapter;  ///< a PEFT LoRA folder; empty: none
+  /// `automatic`: bf16 where the processor multiplies it natively, else f32.
+  Precision precision = Precision::automatic;
+  /// Told how much is done, 0 … 1; what it throws ends the loading.
+  std::function<void(double)> progress;
+};
+
+/// Facts about a loaded model.
+struct ModelInfo {
+  std::string path;          ///< absolute
+  std::string format;        ///< "huggingface" or "gguf"
+  std::string architecture;  ///< "llama", "qwen2", "deepseek_v2", "minicpm3"
+  std::int64_t layers = 0;
+  std::int64_t hidden = 0;
+  std::int64_t vocabulary = 0;
+  std::int64_t context = 0;     ///< positions it was trained for
+  std::int64_t parameters = 0;  ///< tied ones once; an adapter's not counted
+  std::size_t weight_bytes = 0;
+  AttentionShape attention;
+  double softmax_scale = 0;
+  Precision precision = Precision::f32;  ///< what `automatic` became
+  std::vector<std::int32_t> end_tokens;
+};
+
+/// An immutable model; any number of sessions may share it.
+class Model {
+ public:
+  /// Opens, checks and binds every tensor; throws Error naming what is missing or wrong.
+  static std::shared_ptr<const Model> load(const ModelOptions& options);
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  const ModelInfo& info() const;
+  /// The adapter's settings, else the checkpoint's, else preset `training-free`: one per layer.
+  const std::vector<Settings>& settings() const;
+  /// The type its caches store: bf16 or f32, after the precision.
+  DType cache_dtype() const;
+
+  struct State;
+  const State& state() const { return *state_; }
+
+ private:
+  explicit Model(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lca

@@ -1,0 +1,62 @@
+#pragma once
+/// A reply: decode, sample, turn into text, and know when to stop.
+
+#include "formats/tokenizer.h"
+
+#include <lca/sampling.h>
+#include <lca/session.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lca {
+
+/// Finds stop strings in text that comes in pieces, and holds back what may become one.
+class StopFilter {
+ public:
+  /// Empty strings throw Error.
+  explicit StopFilter(std::vector<std::string> stops);
+  /// The text that can be shown after one more piece.
+  std::string push(std::string_view piece);
+  /// The rest, when nothing more comes.
+  std::string finish();
+  /// A stop string came: everything from it on is dropped.
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::vector<std::string> stops_;
+  std::string pending_;
+  bool stopped_ = false;
+};
+
+struct GenerateOptions {
+  Sampling sampling;
+  std::int64_t max_tokens = 256;
+  std::vector<std::string> stops;        ///< stop strings
+  std::vector<std::int32_t> end_tokens;  ///< stop tokens
+  bool with_special = false;             ///< show special tokens in the text
+};
+
+enum class StopReason : std::uint8_t { end_token, stop_string, length, cancelled };
+/// "end_token", "stop_string", "length", "cancelled".
+std::string_view stop_reason_name(StopReason reason);
+
+struct Generated {
+  std::string text;
+  std::vector<std::int32_t> tokens;  ///< picked tokens, the end token not among them
+  StopReason reason = StopReason::length;
+  double seconds = 0;  ///< from the first pick to the last
+};
+
+/// Continues a session whose prompt has been read. `on_text` gets the text as it becomes certain;
+/// returning false cancels. The session has then taken every token of `tokens` but, at most, the
+/// last one (which is taken when `length` stops it and the caller goes on): after the call
+/// session.tokens() ends with exactly `tokens`.
+Generated generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options,
+                   const std::function<bool(std::string_view)>& on_text = {});
+
+}  // namespace lca
