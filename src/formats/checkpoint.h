@@ -51,7 +51,7 @@ class Checkpoint {
   /// a split kv_b: "model.layers.N.self_attn.k_b_proj.weight" [H, d_c, d_n] and
   /// "….v_b_proj.weight" [H, d_v, d_c].
   std::optional<StoredTensor> find(std::string_view name) const;
-  /// All tensors, sorted by the file's own names.
+  /// All tensors of a type we read, sorted by the file's own names. `find` throws Error for others.
   const std::vector<StoredTensor>& tensors() const;
   /// Whether q and k rows are permuted for adjacent-pair RoPE, as GGUF's llama has them: row i of a
   /// head here is row permuted_row(i) there.
@@ -61,7 +61,7 @@ class Checkpoint {
   Tokenizer tokenizer() const;
   /// The chat template's text; empty where there is none.
   std::string chat_template() const;
-  /// Ids that end a reply: config, generation_config.json, the tokenizer's end token.
+  /// Ids that end a reply, each once: the config's and those of generation_config.json.
   std::vector<std::int32_t> end_tokens() const;
 
   struct State;

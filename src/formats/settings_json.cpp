@@ -10,6 +10,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -17,10 +18,36 @@ namespace lca {
 namespace {
 
 constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMostLayers = 10'000;
 constexpr std::string_view kScale = "scale";
 constexpr std::string_view kPrefill = "prefill";
 
 bool is_scale(double value) { return std::isfinite(value) && value > 0; }
+
+const SettingField* field_find(std::string_view name) {
+  for (const SettingField& field : setting_fields()) {
+    if (field.name == name) return &field;
+  }
+  return nullptr;
+}
+
+/// What the field takes, in words.
+std::string field_wanted(const SettingField& field) {
+  if (field.is_integer) return fmt::format("an integer from {} to {}", field.minimum, kLargest);
+  return fmt::format("one of {}", fmt::join(field.choices, ", "));
+}
+
+/// The value for the field's `set`, or nothing where it does not take it.
+std::optional<std::int64_t> field_value(const SettingField& field, const JsonScalar& value) {
+  if (field.is_integer) {
+    const bool fits = value.kind == JsonScalar::Kind::integer && value.integer >= field.minimum &&
+                      value.integer <= kLargest;
+    return fits ? std::optional(value.integer) : std::nullopt;
+  }
+  const auto choice = std::ranges::find(field.choices, value.text);
+  if (value.kind != JsonScalar::Kind::text || choice == field.choices.end()) return std::nullopt;
+  return choice - field.choices.begin();
+}
 
 /// Reads one flat object; the only list in it is `prefill`.
 class ObjectReader : public JsonReader {
@@ -46,10 +73,7 @@ class ObjectReader : public JsonReader {
 
   void key(std::string& name) override {
     key_ = std::move(name);
-    field_ = nullptr;
-    for (const SettingField& field : setting_fields()) {
-      if (field.name == key_) field_ = &field;
-    }
+    field_ = field_find(key_);
     const bool is_run = key_ == kScale || key_ == kPrefill;
     if (field_ == nullptr && !(is_run && scope_ == SettingsScope::op_file)) {
       fail_input("{}: unknown field \"{}\"", where_, text_printable(key_));
@@ -67,18 +91,10 @@ class ObjectReader : public JsonReader {
           value.kind == JsonScalar::Kind::integer || value.kind == JsonScalar::Kind::number;
       if (key_ != kScale || !is_number || !is_scale(value.number)) fail(value.describe());
       object.scale = value.number;
-    } else if (field_->is_integer) {
-      if (value.kind != JsonScalar::Kind::integer || value.integer < field_->minimum ||
-          value.integer > kLargest) {
-        fail(value.describe());
-      }
-      field_->set(object.settings, value.integer);
     } else {
-      const auto choice = std::ranges::find(field_->choices, value.text);
-      if (value.kind != JsonScalar::Kind::text || choice == field_->choices.end()) {
-        fail(value.describe());
-      }
-      field_->set(object.settings, choice - field_->choices.begin());
+      const std::optional<std::int64_t> number = field_value(*field_, value);
+      if (!number) fail(value.describe());
+      field_->set(object.settings, *number);
     }
   }
 
@@ -89,10 +105,8 @@ class ObjectReader : public JsonReader {
     std::string wanted = "a list of integers from 1";
     if (key_ == kScale) {
       wanted = "a finite number above 0";
-    } else if (field_ != nullptr && field_->is_integer) {
-      wanted = fmt::format("an integer from {} to {}", field_->minimum, kLargest);
     } else if (field_ != nullptr) {
-      wanted = fmt::format("one of {}", fmt::join(field_->choices, ", "));
+      wanted = field_wanted(*field_);
     }
     fail_input("{}: field \"{}\" must be {}, not {}{}", where_, key_, wanted,
                in_list_ ? "one with " : "", what);
@@ -105,6 +119,70 @@ class ObjectReader : public JsonReader {
   std::string key_;
   const SettingField* field_ = nullptr;  // of key_; null for scale and prefill
   std::set<std::string> seen_;
+};
+
+/// Reads one object whose fields are values for all layers, or lists with one for each.
+class LayersReader : public JsonReader {
+ public:
+  LayersReader(std::string_view where, std::size_t layers) : where_(where), layers_(layers) {}
+
+  std::vector<Settings> settings;
+
+  void object_begin() override {
+    if (inside_) fail("an object");
+    inside_ = true;
+    settings.resize(layers_);
+  }
+
+  void list_begin() override {
+    if (!inside_ || in_list_) fail("a list");
+    in_list_ = true;
+    count_ = 0;
+  }
+
+  void list_end() override {
+    in_list_ = false;
+    if (count_ != layers_) {
+      fail_input("{}: field \"{}\" has {} values, but the model has {} layers", where_,
+                 field_->name, count_, layers_);
+    }
+  }
+
+  void key(std::string& name) override {
+    field_ = field_find(name);
+    if (field_ == nullptr) {
+      fail_input("{}: unknown field \"{}\"", where_, text_printable(name));
+    }
+    if (!seen_.insert(field_->name).second) {
+      fail_input("{}: field \"{}\" appears twice", where_, field_->name);
+    }
+  }
+
+  void scalar(JsonScalar& value) override {
+    if (!inside_) fail(value.describe());
+    const std::optional<std::int64_t> number = field_value(*field_, value);
+    if (!number) fail(value.describe());
+    if (!in_list_) {
+      for (Settings& layer : settings) field_->set(layer, *number);
+    } else if (count_++ < layers_) {
+      field_->set(settings[count_ - 1], *number);
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(std::string_view what) const {
+    if (!inside_) fail_input("{}: must be an object, not {}", where_, what);
+    fail_input("{}: field \"{}\" must be {} or a list of one for each layer, not {}{}", where_,
+               field_->name, field_wanted(*field_), in_list_ ? "one with " : "", what);
+  }
+
+  std::string_view where_;
+  std::size_t layers_;
+  bool inside_ = false;
+  bool in_list_ = false;
+  std::size_t count_ = 0;  // values of the list so far
+  const SettingField* field_ = nullptr;
+  std::set<std::string_view> seen_;
 };
 
 template <typename T>
@@ -148,6 +226,16 @@ SettingsObject settings_from_json(std::string_view text, std::string_view where,
   ObjectReader reader(where, scope);
   json_read(text, where, reader);
   return std::move(reader.object);
+}
+
+std::vector<Settings> settings_layers_from_json(std::string_view text, std::string_view where,
+                                                std::int64_t layers) {
+  if (layers < 1 || layers > kMostLayers) {
+    fail_input("{}: the number of layers must be from 1 to {}, not {}", where, kMostLayers, layers);
+  }
+  LayersReader reader(where, static_cast<std::size_t>(layers));
+  json_read(text, where, reader);
+  return std::move(reader.settings);
 }
 
 void settings_override(SettingsObject& object, std::span<const SettingOverride> overrides) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/bf16.h"
+
 namespace lca {
 
 /// A row-major float32 matrix in memory: `stride` elements from one row to the next.
@@ -16,6 +18,18 @@ struct MatrixView {
 /// out[m,n] = a[m,k] · b[k,n] on the calling thread alone; with `add` on top of what is there.
 void matmul_nn(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
                bool add = false);
+
+/// out[m,n] = a[m,k] · b[n,k]ᵀ, the same way.
+void matmul_nt(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
+               bool add = false);
+
+/// out[m,n] = a[m,k] · b[n,k]ᵀ of dense bfloat16 matrices, summed in float32, on the calling thread
+/// alone. Only where product_bf16_is_native().
+void matmul_nt_bf16(std::int64_t m, std::int64_t n, std::int64_t k, const bf16_bits* a,
+                    const bf16_bits* b, float* out, std::int64_t out_stride);
+
+/// Whether this processor multiplies bfloat16 natively.
+bool product_bf16_is_native();
 
 /// c[m,n] = a[m,k] · b[k,n] with `threads` threads in one call: the yardstick of the benchmarks.
 void gemm_parallel_f32(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,

@@ -152,6 +152,64 @@ TEST(SettingsJson, WritesWhatItReads) {
   }
 }
 
+std::vector<Settings> parse_layers(std::string_view text, std::int64_t layers) {
+  return settings_layers_from_json(text, "x: lca", layers);
+}
+
+void expect_bad_layers(const std::string& text, std::vector<std::string> parts) {
+  parts.insert(parts.begin(), "x: lca: ");
+  expect_error([&] { parse_layers(text, 3); }, parts);
+}
+
+TEST(SettingsLayers, OneValueIsForAllLayers) {
+  EXPECT_EQ(parse_layers("{}", 3), std::vector<Settings>(3));
+  Settings expected;
+  expected.group = 8;
+  expected.mass = Mass::count;
+  EXPECT_EQ(parse_layers(R"({"group":8,"mass":"count"})", 2), std::vector<Settings>(2, expected));
+}
+
+TEST(SettingsLayers, AnyFieldMayBeAListWithOneValueForEach) {
+  for (const SettingField& field : setting_fields()) {
+    std::string list;
+    for (const int value : {1, 0, 1}) {
+      if (!list.empty()) list += ",";
+      const auto index = static_cast<std::size_t>(value);
+      list += field.is_integer ? std::to_string(value + 1)
+                               : "\"" + std::string(field.choices[index]) + "\"";
+    }
+    const std::vector<Settings> layers =
+        parse_layers("{\"" + std::string(field.name) + "\":[" + list + "]}", 3);
+    std::vector<Settings> expected(3);
+    for (const std::size_t i : {0u, 1u, 2u}) {
+      field.set(expected[i], (i != 1 ? 1 : 0) + (field.is_integer ? 1 : 0));
+    }
+    EXPECT_EQ(layers, expected) << field.name;
+  }
+}
+
+TEST(SettingsLayers, ListsOfAnotherLengthNameBothNumbers) {
+  expect_bad_layers(R"({"group":[1,2]})", {"field \"group\" has 2 values", "3 layers"});
+  expect_bad_layers(R"({"group":[1,2,3,4]})", {"has 4 values", "3 layers"});
+  expect_bad_layers(R"({"mass":[]})", {"has 0 values"});
+}
+
+TEST(SettingsLayers, WrongValuesAndFieldsAreNamed) {
+  expect_bad_layers(R"({"group":[1,0,1]})", {"field \"group\" must be an integer from 1", "0"});
+  expect_bad_layers(R"({"group":"8"})", {"group", "\"8\""});
+  expect_bad_layers(R"({"group":[1,[2],3]})", {"group", "one with a list"});
+  expect_bad_layers(R"({"group":{}})", {"group", "an object"});
+  expect_bad_layers(R"({"mass":["none","best","none"]})", {"mass", "one of none", "best"});
+  expect_bad_layers(R"({"grop":[1,2,3]})", {"unknown field \"grop\""});
+  expect_bad_layers(R"({"scale":1})", {"unknown field \"scale\""});
+  expect_bad_layers(R"({"group":1,"group":[1,1,1]})", {"appears twice"});
+  expect_bad_layers("[]", {"must be an object, not a list"});
+  expect_bad_layers("3", {"must be an object, not 3"});
+  expect_bad_layers("{", {"bad JSON"});
+  expect_error([] { parse_layers("{}", 0); }, {"layers must be from 1"});
+  expect_error([] { parse_layers("{}", std::int64_t{1} << 40); }, {"layers must be from 1"});
+}
+
 TEST(SettingOverrides, ReplaceWhatTheyName) {
   SettingsObject object = parse(R"({"group":4,"mass":"count","scale":2,"prefill":[1,2]})");
   const std::vector<SettingOverride> changes = {

@@ -1,30 +1,18 @@
 #include "ops/matmul.h"
 
 #include <dnnl.h>
-#include <omp.h>
+
+#include <map>
+#include <tuple>
+
+#include <dnnl.hpp>
 
 #include "core/error.h"
+#include "ops/cpu/omp_threads.h"
 
 namespace lca {
 
 namespace {
-
-/// oneDNN takes its number of threads from OpenMP's setting of the calling thread. Our own pool
-/// shares the work out, so inside a task a product must stay on its thread.
-class OmpThreads {
- public:
-  explicit OmpThreads(int threads) : before_(omp_get_max_threads()) {
-    if (before_ != threads) omp_set_num_threads(threads);
-  }
-  ~OmpThreads() {
-    if (omp_get_max_threads() != before_) omp_set_num_threads(before_);
-  }
-  OmpThreads(const OmpThreads&) = delete;
-  OmpThreads& operator=(const OmpThreads&) = delete;
-
- private:
-  int before_;
-};
 
 void multiply(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
               float beta) {
@@ -39,6 +27,70 @@ void matmul_nn(const MatrixView& a, const MatrixView& b, float* out, std::int64_
                bool add) {
   const OmpThreads alone(1);
   multiply(a, b, out, out_stride, add ? 1.0F : 0.0F);
+}
+
+void matmul_nt(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
+               bool add) {
+  const OmpThreads alone(1);
+  const auto status = dnnl_sgemm('N', 'T', a.rows, b.rows, a.columns, 1.0F, a.data, a.stride,
+                                 b.data, b.stride, add ? 1.0F : 0.0F, out, out_stride);
+  if (status != dnnl_success) fail_run("oneDNN refused a float32 product ({})", int{status});
+}
+
+bool product_bf16_is_native() {
+  static const bool native = dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core_bf16;
+  return native;
+}
+
+namespace {
+
+/// A product of one shape, made once per thread: oneDNN generates code for it.
+struct Bf16Product {
+  dnnl::memory::desc a, b, c;
+  dnnl::matmul primitive;
+};
+
+const dnnl::engine& cpu_engine() {
+  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+Bf16Product& bf16_product(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t out_stride) {
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+  // Prompts end in chunks of any length, so shapes are many; forgetting them all is cheap.
+  constexpr std::size_t kMostShapes = 256;
+  thread_local std::map<Key, Bf16Product> products;
+  const Key key{m, n, k, out_stride};
+  const auto found = products.find(key);
+  if (found != products.end()) return found->second;
+  if (products.size() >= kMostShapes) products.clear();
+
+  using Memory = dnnl::memory;
+  const Memory::desc a({m, k}, Memory::data_type::bf16, Memory::dims{k, 1});
+  const Memory::desc b({k, n}, Memory::data_type::bf16, Memory::dims{1, k});
+  const Memory::desc c({m, n}, Memory::data_type::f32, Memory::dims{out_stride, 1});
+  const dnnl::matmul::desc shape(a, b, c);
+  const dnnl::matmul::primitive_desc plan(shape, cpu_engine());
+  return products.emplace(key, Bf16Product{a, b, c, dnnl::matmul(plan)}).first->second;
+}
+
+}  // namespace
+
+void matmul_nt_bf16(std::int64_t m, std::int64_t n, std::int64_t k, const bf16_bits* a,
+                    const bf16_bits* b, float* out, std::int64_t out_stride) {
+  const OmpThreads alone(1);
+  try {
+    thread_local dnnl::stream stream(cpu_engine());
+    const Bf16Product& product = bf16_product(m, n, k, out_stride);
+    const dnnl::memory from(product.a, cpu_engine(), const_cast<bf16_bits*>(a));
+    const dnnl::memory weights(product.b, cpu_engine(), const_cast<bf16_bits*>(b));
+    const dnnl::memory to(product.c, cpu_engine(), out);
+    product.primitive.execute(
+        stream, {{DNNL_ARG_SRC, from}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, to}});
+    stream.wait();
+  } catch (const dnnl::error& error) {
+    fail_run("oneDNN refused a bfloat16 product: {}", error.what());
+  }
 }
 
 void gemm_parallel_f32(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,

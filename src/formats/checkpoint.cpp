@@ -1,0 +1,324 @@
+#include "formats/checkpoint.h"
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/text.h"
+#include "formats/checkpoint_json.h"
+#include "formats/gguf.h"
+#include "formats/gguf_names.h"
+#include "formats/safetensors_set.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+namespace lca {
+
+namespace fs = std::filesystem;
+
+struct Checkpoint::State {
+  Kind kind = Kind::huggingface;
+  fs::path path;
+  ModelConfig config;
+  std::optional<Gguf> gguf;
+  std::optional<SafetensorsSet> safetensors;
+  std::vector<StoredTensor> tensors;
+};
+
+namespace {
+
+std::string printable(const fs::path& path) { return path_printable(path.native()); }
+
+bool file_exists(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+std::string_view text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+StoredTensor stored(const GgufTensor& tensor) {
+  return {tensor.name, tensor.type, tensor.shape, tensor.bytes.data()};
+}
+
+/// The storage type of a safetensors type; nothing for those no weight has.
+std::optional<PackedType> packed_type(TensorType type) {
+  switch (type) {
+    case TensorType::f32:
+      return PackedType::f32;
+    case TensorType::f16:
+      return PackedType::f16;
+    case TensorType::bf16:
+      return PackedType::bf16;
+    default:
+      return std::nullopt;
+  }
+}
+
+StoredTensor stored(const SafetensorsSet::Member& member) {
+  const TensorInfo& tensor = *member.tensor;
+  const std::optional<PackedType> type = packed_type(tensor.dtype);
+  if (!type) {
+    fail_input("{}: tensor \"{}\" is {}; weights are read as F32, F16 or BF16: convert them",
+               member.file->name(), text_printable(tensor.name), tensor_type_name(tensor.dtype));
+  }
+  return {tensor.name, *type, tensor.shape, tensor.bytes.data()};
+}
+
+// --- experts in a stack --------------------------------------------------------------------------
+
+/// Rows `first` … of one expert's matrix, out of the stack [experts, rows, columns] of all.
+StoredTensor expert_cut(const StoredTensor& stack, std::int64_t expert, std::int64_t first,
+                        std::int64_t rows, std::string_view file) {
+  if (stack.shape.size() != 3 || expert >= stack.shape[0] || first + rows > stack.shape[1]) {
+    fail_input("{}: tensor \"{}\" has shape [{}], which holds no expert {}", file,
+               text_printable(stack.name), fmt::join(stack.shape, ","), expert);
+  }
+  const std::size_t row_bytes = packed_bytes(stack.type, stack.shape[2]);
+  const auto row = static_cast<std::size_t>(expert * stack.shape[1] + first);
+  return {stack.name, stack.type, {rows, stack.shape[2]}, stack.data + row * row_bytes};
+}
+
+StoredTensor expert_cut(const StoredTensor& stack, std::int64_t expert, std::string_view file) {
+  return expert_cut(stack, expert, 0, stack.shape.size() == 3 ? stack.shape[1] : 0, file);
+}
+
+/// The half of a stack of gate and up matrices, gate first.
+StoredTensor expert_cut_half(const StoredTensor& stack, std::int64_t expert, bool up,
+                             std::string_view file) {
+  const std::int64_t rows = stack.shape.size() == 3 ? stack.shape[1] / 2 : 0;
+  return expert_cut(stack, expert, up ? rows : 0, rows, file);
+}
+
+/// "model.layers.3.mlp.experts.7.up_proj.weight", taken apart.
+struct ExpertName {
+  std::string stack;  ///< "model.layers.3.mlp.experts."
+  std::int64_t expert;
+  std::string_view matrix;  ///< "up_proj"
+};
+
+std::optional<ExpertName> expert_name_parse(std::string_view name) {
+  constexpr std::string_view kExperts = ".mlp.experts.", kWeight = ".weight";
+  const std::size_t at = name.find(kExperts);
+  if (at == std::string_view::npos || !name.ends_with(kWeight)) return std::nullopt;
+  const std::string_view stack = name.substr(0, at + kExperts.size());
+  std::string_view rest = name.substr(stack.size());
+  rest.remove_suffix(std::min(rest.size(), kWeight.size()));
+  std::int64_t expert = 0;
+  const char* const end = rest.data() + rest.size();
+  const auto [stop, error] = std::from_chars(rest.data(), end, expert);
+  if (error != std::errc() || expert < 0 || stop == end || *stop != '.') return std::nullopt;
+  rest.remove_prefix(static_cast<std::size_t>(stop - rest.data()) + 1);
+  return ExpertName{std::string(stack), expert, rest};
+}
+
+/// An expert of a folder whose experts are stacked as transformers holds them in memory:
+/// gate_up_proj [experts, 2·width, hidden] and down_proj [experts, hidden, width].
+std::optional<StoredTensor> stacked_expert_find(const SafetensorsSet& set,
+                                                const ModelConfig& config, std::string_view name) {
+  const std::optional<ExpertName> parsed = expert_name_parse(name);
+  if (!parsed) return std::nullopt;
+  const bool down = parsed->matrix == "down_proj";
+  if (!down && parsed->matrix != "up_proj" && parsed->matrix != "gate_proj") return std::nullopt;
+  const SafetensorsSet::Member* member =
+      set.find(parsed->stack + (down ? "down_proj" : "gate_up_proj"));
+  if (member == nullptr) return std::nullopt;
+  const StoredTensor stack = stored(*member);
+  const std::int64_t width = config.experts.width;
+  const std::vector<std::int64_t> expected =
+      down ? std::vector{config.experts.count, config.hidden, width}
+           : std::vector{config.experts.count, 2 * width, config.hidden};
+  const std::string& file = member->file->name();
+  if (stack.shape != expected) {
+    fail_input("{}: tensor \"{}\" has shape [{}], not [{}]", file, text_printable(stack.name),
+               fmt::join(stack.shape, ","), fmt::join(expected, ","));
+  }
+  return down ? expert_cut(stack, parsed->expert, file)
+              : expert_cut_half(stack, parsed->expert, parsed->matrix == "up_proj", file);
+}
+
+std::optional<StoredTensor> gguf_find(const Gguf& file, std::string_view name) {
+  const std::optional<GgufName> place = gguf_name_from_hf(name);
+  if (!place) return std::nullopt;
+  const GgufTensor* tensor = file.find(place->tensor);
+  if (tensor != nullptr) {
+    const StoredTensor whole = stored(*tensor);
+    return place->expert ? expert_cut(whole, *place->expert, file.name()) : whole;
+  }
+  if (!place->expert) return std::nullopt;
+  // Some files keep gate and up in one stack.
+  for (const std::string_view half : {"ffn_gate_exps", "ffn_up_exps"}) {
+    const std::size_t at = place->tensor.find(half);
+    if (at == std::string::npos) continue;
+    std::string fused = place->tensor;
+    fused.replace(at, half.size(), "ffn_gate_up_exps");
+    const GgufTensor* both = file.find(fused);
+    if (both == nullptr) return std::nullopt;
+    return expert_cut_half(stored(*both), *place->expert, half == "ffn_up_exps", file.name());
+  }
+  return std::nullopt;
+}
+
+// --- opening -------------------------------------------------------------------------------------
+
+/// The one GGUF model in a folder (its first part); nothing where there is none.
+std::optional<fs::path> gguf_in_folder(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    if (at->path().extension() == ".gguf") found.push_back(at->path());
+  }
+  std::ranges::sort(found);
+  if (found.empty()) return std::nullopt;
+  // The parts of one model differ in the part's number only.
+  const auto model = [](const fs::path& path) {
+    constexpr std::string_view kTail = "00001-of-00001.gguf";
+    std::string name = path.filename().string();
+    if (name.size() > kTail.size() &&
+        name.compare(name.size() - kTail.size() + 5, 4, "-of-") == 0) {
+      name.replace(name.size() - kTail.size(), 5, "*");
+    }
+    return name;
+  };
+  const std::string first = model(found[0]);
+  for (const fs::path& path : found) {
+    if (model(path) == first) continue;
+    fail_input("{}: holds several models, {} and {}: name one of the files", printable(folder),
+               path_printable(found[0].filename().native()),
+               path_printable(path.filename().native()));
+  }
+  return found[0];
+}
+
+void open_gguf(Checkpoint::State& state) {
+  state.kind = Checkpoint::Kind::gguf;
+  state.gguf = Gguf::open(state.path);
+  state.config = model_config_from_gguf(*state.gguf);
+  for (const GgufTensor& tensor : state.gguf->tensors()) state.tensors.push_back(stored(tensor));
+}
+
+void open_huggingface(Checkpoint::State& state) {
+  const fs::path config = state.path / "config.json";
+  const MappedFile text(config);
+  state.config = model_config_from_json(text_of(text), printable(config));
+  state.safetensors = SafetensorsSet::open(state.path);
+  for (const SafetensorsSet::Member& member : state.safetensors->members()) {
+    if (packed_type(member.tensor->dtype)) state.tensors.push_back(stored(member));
+  }
+  // Some configurations say nothing and leave the head out.
+  if (state.safetensors->find("lm_head.weight") == nullptr) state.config.tied = true;
+}
+
+/// Whether the file begins as a GGUF file does; its name may be anything.
+bool is_gguf(const fs::path& path) {
+  return text_of(MappedFile(path)).starts_with("GGUF") || path.extension() == ".gguf";
+}
+
+}  // namespace
+
+std::int64_t StoredTensor::values() const {
+  std::int64_t count = 1;
+  for (const std::int64_t dim : shape) count *= dim;
+  return count;
+}
+
+std::size_t StoredTensor::bytes() const { return packed_bytes(type, values()); }
+
+Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Checkpoint::~Checkpoint() = default;
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+
+Checkpoint Checkpoint::open(const fs::path& path) {
+  auto state = std::make_unique<State>();
+  std::error_code error;
+  state->path = fs::absolute(path, error).lexically_normal();
+  if (error || !file_exists(state->path)) {
+    fail_input("{}: there is no such file or folder", printable(path));
+  }
+  if (!fs::is_directory(state->path, error)) {
+    if (!is_gguf(state->path)) {
+      fail_input("{}: is no GGUF file; of a model in the Hugging Face format name the folder",
+                 printable(path));
+    }
+    open_gguf(*state);
+  } else if (file_exists(state->path / "config.json")) {
+    open_huggingface(*state);
+  } else if (const std::optional<fs::path> file = gguf_in_folder(state->path)) {
+    state->path = *file;
+    open_gguf(*state);
+  } else {
+    fail_input("{}: there is neither config.json nor a .gguf file: not a model's folder",
+               printable(path));
+  }
+  return Checkpoint(std::move(state));
+}
+
+Checkpoint::Kind Checkpoint::kind() const { return state_->kind; }
+const fs::path& Checkpoint::path() const { return state_->path; }
+const ModelConfig& Checkpoint::config() const { return state_->config; }
+const std::vector<StoredTensor>& Checkpoint::tensors() const { return state_->tensors; }
+
+bool Checkpoint::permuted_qk() const {
+  return state_->kind == Kind::gguf && state_->config.architecture == Architecture::llama;
+}
+
+std::optional<StoredTensor> Checkpoint::find(std::string_view name) const {
+  if (state_->kind == Kind::gguf) return gguf_find(*state_->gguf, name);
+  if (const SafetensorsSet::Member* member = state_->safetensors->find(name)) {
+    return stored(*member);
+  }
+  return stacked_expert_find(*state_->safetensors, state_->config, name);
+}
+
+Tokenizer Checkpoint::tokenizer() const {
+  if (state_->kind == Kind::gguf) {
+    return Tokenizer::from_gguf(tokenizer_from_gguf(*state_->gguf), state_->gguf->name());
+  }
+  const fs::path file = state_->path / "tokenizer.json";
+  if (!file_exists(file)) {
+    if (file_exists(state_->path / "tokenizer.model")) {
+      fail_input(
+          "{}: is missing; tokenizer.model alone is not read: make it in Python with "
+          "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+          printable(file));
+    }
+    fail_input("{}: is missing: the model has no tokenizer", printable(file));
+  }
+  const MappedFile text(file);
+  const fs::path config = state_->path / "tokenizer_config.json";
+  if (!file_exists(config)) return Tokenizer::from_json(text_of(text), printable(file));
+  const MappedFile config_text(config);
+  return Tokenizer::from_json(text_of(text), printable(file), text_of(config_text),
+                              printable(config));
+}
+
+std::string Checkpoint::chat_template() const {
+  if (state_->kind == Kind::gguf) return state_->gguf->text("tokenizer.chat_template", "");
+  const fs::path plain = state_->path / "chat_template.jinja";
+  if (file_exists(plain)) return std::string(text_of(MappedFile(plain)));
+  const fs::path config = state_->path / "tokenizer_config.json";
+  if (!file_exists(config)) return {};
+  const MappedFile text(config);
+  return chat_template_from_json(text_of(text), printable(config));
+}
+
+std::vector<std::int32_t> Checkpoint::end_tokens() const {
+  std::vector<std::int32_t> ids = state_->config.end_tokens;
+  const fs::path generation = state_->path / "generation_config.json";
+  if (state_->kind == Kind::huggingface && file_exists(generation)) {
+    const MappedFile text(generation);
+    const auto more = end_tokens_from_json(text_of(text), printable(generation));
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+  std::vector<std::int32_t> unique;
+  for (const std::int32_t id : ids) {
+    if (std::ranges::find(unique, id) == unique.end()) unique.push_back(id);
+  }
+  return unique;
+}
+
+}  // namespace lca

@@ -1,0 +1,33 @@
+#pragma once
+/// The weights of a Hugging Face folder: `model.safetensors`, or shards with an index.
+
+#include "formats/safetensors.h"
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lca {
+
+/// All tensors of all files, as one.
+class SafetensorsSet {
+ public:
+  struct Member {
+    const TensorInfo* tensor;
+    const Safetensors* file;
+  };
+
+  /// Opens the weights in `folder`; throws Error naming the file that is missing or wrong.
+  static SafetensorsSet open(const std::filesystem::path& folder);
+
+  /// Sorted by name.
+  const std::vector<Member>& members() const { return members_; }
+  const Member* find(std::string_view name) const;
+
+ private:
+  std::vector<Safetensors> files_;
+  std::vector<Member> members_;
+};
+
+}  // namespace lca

@@ -1,0 +1,35 @@
+#pragma once
+/// Feed-forward layers: SwiGLU, and mixtures of them.
+
+#include <lca/context.h>
+
+#include <cstdint>
+#include <span>
+
+#include "formats/model_config.h"
+#include "models/decoder.h"
+#include "models/weights.h"
+
+namespace lca {
+
+/// out[rows, hidden] = down(silu(gate(x)) · up(x)).
+void feed_forward(Context& context, const FeedForwardWeights& weights, ProductType type,
+                  Activations& activations, const float* x, std::int64_t rows, float* out);
+
+/// One token's chosen experts and their weights.
+struct ExpertChoice {
+  std::int64_t expert = 0;
+  float weight = 0;
+};
+
+/// Chooses `config.per_token` experts from router logits [count] into `chosen`, best first; the
+/// lower number wins a tie.
+void experts_choose(const ExpertConfig& config, const float* logits,
+                    std::span<ExpertChoice> chosen);
+
+/// The mixture: chosen experts, weighted, plus the shared ones. The router works in float32.
+void experts_forward(Context& context, const DecoderLayer& layer, const ExpertConfig& config,
+                     ProductType type, Activations& activations, const float* x, std::int64_t rows,
+                     float* out);
+
+}  // namespace lca

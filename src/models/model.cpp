@@ -1,0 +1,62 @@
+#include <lca/model.h>
+
+#include <utility>
+
+#include "models/model_state.h"
+#include "ops/matmul.h"
+
+namespace lca {
+namespace {
+
+ModelInfo model_info(const Model::State& state) {
+  const Checkpoint& checkpoint = state.checkpoint;
+  const ModelConfig& config = state.config();
+  ModelInfo info;
+  info.path = checkpoint.path().native();
+  info.format = checkpoint.kind() == Checkpoint::Kind::gguf ? "gguf" : "huggingface";
+  info.architecture = architecture_name(config.architecture);
+  info.layers = config.layers;
+  info.hidden = config.hidden;
+  info.vocabulary = config.vocabulary;
+  info.context = config.context;
+  info.parameters = state.weights.parameters;
+  for (const StoredTensor& tensor : checkpoint.tensors()) info.weight_bytes += tensor.bytes();
+  info.attention = config.attention;
+  info.softmax_scale = config.softmax_scale();
+  info.precision = state.product == ProductType::bf16 ? Precision::bf16 : Precision::f32;
+  info.end_tokens = checkpoint.end_tokens();
+  return info;
+}
+
+}  // namespace
+
+std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
+  auto state = std::make_unique<State>(Checkpoint::open(options.path));
+  const std::int64_t layers = state->config().layers;
+  if (!options.adapter.empty()) state->adapter = Adapter::open(options.adapter, layers);
+
+  const bool narrow = options.precision == Precision::bf16 ||
+                      (options.precision == Precision::automatic && product_bf16_is_native());
+  state->product = narrow ? ProductType::bf16 : ProductType::f32;
+  state->cache_dtype = narrow ? DType::bf16 : DType::f32;
+  state->weights = decoder_weights(state->checkpoint, state->adapter ? &*state->adapter : nullptr,
+                                   state->cache_dtype, options.progress);
+  if (state->adapter && !state->adapter->settings().empty()) {
+    state->settings = state->adapter->settings();
+  } else if (!state->config().lca.empty()) {
+    state->settings = state->config().lca;
+  } else {
+    state->settings.assign(static_cast<std::size_t>(layers), settings_preset("training-free"));
+  }
+  state->info = model_info(*state);
+  return std::shared_ptr<const Model>(new Model(std::move(state)));
+}
+
+Model::Model(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Model::~Model() = default;
+
+const ModelInfo& Model::info() const { return state_->info; }
+const std::vector<Settings>& Model::settings() const { return state_->settings; }
+DType Model::cache_dtype() const { return state_->cache_dtype; }
+
+}  // namespace lca

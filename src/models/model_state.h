@@ -1,0 +1,31 @@
+#pragma once
+/// What a Model holds.
+
+#include <lca/model.h>
+
+#include <optional>
+#include <vector>
+
+#include "formats/adapter.h"
+#include "formats/checkpoint.h"
+#include "models/rope.h"
+#include "models/weights.h"
+
+namespace lca {
+
+struct Model::State {
+  explicit State(Checkpoint opened) : checkpoint(std::move(opened)), rope(config().rope) {}
+
+  Checkpoint checkpoint;
+  std::optional<Adapter> adapter;
+  Rope rope;
+  DecoderWeights weights;
+  ProductType product = ProductType::f32;
+  DType cache_dtype = DType::f32;
+  ModelInfo info;
+  std::vector<Settings> settings;  // one per layer
+
+  const ModelConfig& config() const { return checkpoint.config(); }
+};
+
+}  // namespace lca

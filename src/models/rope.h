@@ -1,0 +1,44 @@
+#pragma once
+/// Rotary positions: the frequencies of every kind, their tables, and turning rows by them.
+
+#include "formats/model_config.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace lca {
+
+/// The rotation of one model. Everything is computed in double, so that positions in the millions
+/// keep their angle; only the finished cosines and sines are rounded to float.
+class Rope {
+ public:
+  /// `config` has been validated.
+  explicit Rope(const RopeConfig& config);
+
+  /// Cosines and sines of positions first … first + count − 1, each [count, width/2], times the
+  /// multiplier. `length` is the number of tokens of the prompt they belong to.
+  void table(std::int64_t first, std::int64_t count, std::int64_t length, float* cos,
+             float* sin) const;
+  /// What cosines and sines are multiplied by.
+  double multiplier(std::int64_t length) const;
+  /// Radians a position, one for each of the width/2 pairs.
+  std::vector<double> frequencies(std::int64_t length) const;
+  /// Whether tables of two lengths may differ.
+  bool depends_on_length() const;
+  /// Channels that turn.
+  std::int64_t width() const { return config_.width; }
+
+ private:
+  RopeConfig config_;
+  double multiplier_ = 1;
+  std::vector<double> frequencies_;       // of lengths up to the original one, or of all
+  std::vector<double> long_frequencies_;  // longrope: beyond it
+};
+
+/// Turns the first `width` floats at each (row, head) in place; row r by row r of the tables. The
+/// order of the channels stays.
+void rope_apply(float* rows, std::int64_t count, std::int64_t heads, std::int64_t stride_row,
+                std::int64_t stride_head, std::int64_t width, RopeLayout layout, const float* cos,
+                const float* sin);
+
+}  // namespace lca

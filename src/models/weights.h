@@ -1,0 +1,58 @@
+#pragma once
+/// A checkpoint's tensors bound to the places where a decoder uses them.
+
+#include <lca/method.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "core/workspace.h"
+#include "formats/adapter.h"
+#include "formats/checkpoint.h"
+#include "ops/linear.h"
+
+namespace lca {
+
+/// SwiGLU: down(silu(gate(x)) · up(x)).
+struct FeedForwardWeights {
+  Linear gate, up, down;
+};
+
+/// One layer. What an architecture does not have stays empty.
+struct DecoderLayer {
+  const float* attention_norm = nullptr;
+  Linear q;                          ///< GQA, and MLA without query compression
+  Linear q_a, q_b;                   ///< MLA with it: q_b(norm(q_a(x)))
+  const float* q_a_norm = nullptr;   ///< [query latent]
+  Linear k, v;                       ///< GQA
+  Linear kv_a;                       ///< MLA: latent and RoPE key
+  const float* kv_a_norm = nullptr;  ///< [d_c]
+  LayerWeights up_projections;       ///< MLA: kv_b cut in two, unpacked
+  Linear o;
+  const float* feed_forward_norm = nullptr;
+  FeedForwardWeights feed_forward;          ///< dense layers, and the shared experts of others
+  Linear router;                            ///< layers with experts
+  std::vector<FeedForwardWeights> experts;  ///< the same
+};
+
+/// All weights. Matrices point into the checkpoint's and the adapter's memory; what had to be
+/// rewritten lies in `owned`.
+struct DecoderWeights {
+  PackedMatrix embedding;  ///< [vocabulary, hidden]
+  std::vector<DecoderLayer> layers;
+  const float* norm = nullptr;
+  Linear head;
+  std::int64_t parameters = 0;
+  std::deque<AlignedBytes> owned;
+};
+
+/// Finds and checks every tensor, and binds the adapter's changes (null: none). Throws Error naming
+/// the first tensor that is missing, has the wrong shape, or holds a NaN or an infinity, and the
+/// first module of the adapter that the model does not have. `dtype` is that of MLA's
+/// up-projections. `progress` is told 0 … 1.
+DecoderWeights decoder_weights(const Checkpoint& checkpoint, const Adapter* adapter, DType dtype,
+                               const std::function<void(double)>& progress);
+
+}  // namespace lca

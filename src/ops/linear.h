@@ -1,0 +1,44 @@
+#pragma once
+/// Products of activations with weights that stay packed, with a bias and a LoRA change beside
+/// them.
+
+#include <lca/context.h>
+
+#include <cstdint>
+
+#include "ops/packed.h"
+
+namespace lca {
+
+/// What both factors are rounded to before they are multiplied; sums are float32.
+enum class ProductType : std::uint8_t { f32, bf16 };
+
+/// A low-rank change of a weight: W + scale · B·A.
+struct Lora {
+  PackedMatrix a;  ///< [rank, in]
+  PackedMatrix b;  ///< [out, rank]
+  float scale = 1;
+
+  bool empty() const { return a.empty(); }
+};
+
+/// A linear layer.
+struct Linear {
+  PackedMatrix weight;          ///< [out, in]
+  const float* bias = nullptr;  ///< [out], or null
+  Lora lora;
+
+  bool empty() const { return weight.empty(); }
+  std::int64_t in() const { return weight.columns; }
+  std::int64_t out() const { return weight.rows; }
+};
+
+/// out[rows, layer.out()] = x[rows, layer.in()] · Wᵀ + bias + scale·(x·Aᵀ)·Bᵀ. The result does not
+/// depend on the number of threads. Uses the context's workspace.
+void linear(Context& context, const Linear& layer, ProductType type, const float* x,
+            std::int64_t rows, float* out);
+
+/// Bytes of workspace that takes.
+std::size_t linear_workspace_bytes(const Linear& layer, std::int64_t rows, int threads);
+
+}  // namespace lca

@@ -1,0 +1,118 @@
+"""Golden logits of whole models under latent-condensed attention.
+
+transformers computes everything but attention, which is replaced by the plain implementation in
+make_golden.py: every query gathers its own keys, in float64.
+"""
+
+import contextlib
+import json
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import make_golden
+from make_models_common import MODELS, logits_of, quiet, seeded
+from make_models_mla import ROUTER_MARGIN, router_margin
+
+SELECT_MARGIN = 1e-3
+
+SMALL = {"method": "lca", "group": 4, "window": 8, "sink": 2, "summary_queries": 4, "summary": "streaming",
+         "head_reduce": "mean", "semantic_pool": "weighted", "positional_pool": "select", "mass": "none"}
+# name: (settings, tokens of the prompt where not all of them)
+SETTINGS = {
+    "streaming": (SMALL, None),
+    "select_score": ({**SMALL, "semantic_pool": "select", "mass": "score"}, None),
+    "prompt": ({**SMALL, "summary": "prompt", "sink": 0}, None),
+    "prompt_decode": ({**SMALL, "summary": "prompt", "mass": "score"}, 40),
+    "count_max": ({**SMALL, "group": 3, "window": 5, "sink": 1, "summary_queries": 6, "head_reduce": "max",
+                   "semantic_pool": "mean", "positional_pool": "weighted", "mass": "count"}, None),
+    "window": ({**SMALL, "method": "window"}, None),
+}
+
+
+def gqa_inputs(module, query, key, value):
+    return {"q": query.transpose(1, 2), "k": key.transpose(1, 2), "v": value.transpose(1, 2)}
+
+
+def mla_inputs(module, query):
+    nope = module.qk_nope_head_dim
+    q = query.transpose(1, 2)
+    latent, k_rope = module.latents
+    up = module.kv_b_proj.weight.view(module.num_heads, nope + module.v_head_dim, module.kv_lora_rank)
+    return {"q_nope": q[..., :nope], "q_rope": q[..., nope:], "c": latent[:, 0], "k_rope": k_rope[:, 0],
+            "w_uk": up[:, :nope], "w_uv": up[:, nope:]}
+
+
+@contextlib.contextmanager
+def condensed(model, settings, prompt=None, attend=make_golden.attention):
+    """Within the context, `model` attends under `settings`; yields the margins of `select`, one
+    per layer of each run."""
+    margins = []
+
+    def interface(module, query, key, value, attention_mask, scaling, **_):
+        mla = hasattr(module, "kv_b_proj")
+        inputs = mla_inputs(module, query) if mla else gqa_inputs(module, query, key, value)
+        options = {**settings, "scale": scaling}
+        if prompt is not None:
+            options["prefill"] = [prompt]
+        result, margin = attend(inputs, options)
+        margins.append(margin)
+        return result["out"].to(query.dtype), None
+
+    attentions = [layer.self_attn for layer in model.model.layers]
+    for a in attentions:
+        if hasattr(a, "expand_kv"):
+            def keep(latent, k_rope, a=a, original=a.expand_kv):
+                a.latents = (latent, k_rope)
+                return original(latent, k_rope)
+            a.expand_kv = keep
+    ALL_ATTENTION_FUNCTIONS.register("lca_golden", interface)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "lca_golden"
+    try:
+        yield margins
+    finally:
+        model.config._attn_implementation = before
+        for a in attentions:
+            a.__dict__.pop("expand_kv", None)
+
+
+def make(case, name, n=64):
+    settings, prompt = SETTINGS[name]
+    folder = MODELS / case
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager",
+                                                     dtype=torch.float32).eval()
+    moe = case.startswith("deepseek")
+    selects = settings["method"] == "lca" and "select" in (settings["semantic_pool"], settings["positional_pool"])
+    for attempt in range(1000):
+        rng = seeded(f"{case}/{name}/{attempt}")
+        tokens = torch.from_numpy(rng.randint(0, model.config.vocab_size, size=n))
+        with condensed(model, settings, prompt) as margins:
+            logits = logits_of(model, tokens)
+            if moe and router_margin(model, tokens) < ROUTER_MARGIN:
+                continue
+        if not selects or min(margins) > SELECT_MARGIN:
+            break
+    else:
+        raise RuntimeError(f"{case} {name}: every draw has a near tie")
+    dense = logits_of(model, tokens)
+    save_file({"tokens": tokens.to(torch.int32), "logits": logits.contiguous(),
+               "prompt_tokens": torch.tensor([prompt or n], dtype=torch.int32)},
+              folder / f"golden_lca_{name}.safetensors", metadata={"lca": json.dumps(settings)})
+    same = int((dense - logits).abs().amax(dim=-1).lt(1e-4).sum())
+    print(f"{case:14s} lca {name:14s} max|logit| {logits.abs().max():6.2f}  margin {min(margins):.1e}  "
+          f"like dense at {same} of {n} positions, elsewhere up to {(dense - logits).abs().max():.2g}", flush=True)
+
+
+def make_all(only=""):
+    for case in ("llama", "deepseek_v2", "minicpm3"):
+        if only in case:
+            for name in SETTINGS:
+                make(case, name)
+
+
+if __name__ == "__main__":
+    make_all()
