@@ -8,7 +8,7 @@ LCA          := build/release/bin/lca
 
 configure = cmake --preset $(1) -DLCA_WERROR=$(LCA_WERROR) >build/configure.log || { cat build/configure.log; exit 1; }
 
-.PHONY: help build test demo bench format lint fuzz install clean
+.PHONY: help build test model demo bench format lint fuzz install clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -23,6 +23,10 @@ build: ## build the library and the program: build/release/bin/lca
 test: ## everything: tests, sanitizers, fuzzing, installation, other processors
 	@scripts/setup.sh build test
 	@LCA_WERROR=$(LCA_WERROR) scripts/test.py
+
+model: ## fetch the small model that --model smollm2 names (94 MiB, once)
+	@scripts/setup.sh build
+	@scripts/model.py
 
 demo: build ## LCA against dense attention on this machine, with a plot
 	@$(LCA) demo --out build/demo.svg

@@ -34,11 +34,11 @@ class StopFilter {
 };
 
 struct GenerateOptions {
-  Sampling sampling;
+  Sampling sampling = {};
   std::int64_t max_tokens = 256;
-  std::vector<std::string> stops;        ///< stop strings
-  std::vector<std::int32_t> end_tokens;  ///< stop tokens
-  bool with_special = false;             ///< show special tokens in the text
+  std::vector<std::string> stops = {};        ///< stop strings
+  std::vector<std::int32_t> end_tokens = {};  ///< stop tokens
+  bool with_special = false;                  ///< show special tokens in the text
 };
 
 enum class StopReason : std::uint8_t { end_token, stop_string, length, cancelled };
@@ -52,11 +52,21 @@ struct Generated {
   double seconds = 0;  ///< from the first pick to the last
 };
 
-/// Continues a session whose prompt has been read. `on_text` gets the text as it becomes certain;
-/// returning false cancels. The session has then taken every token of `tokens` but, at most, the
-/// last one (which is taken when `length` stops it and the caller goes on): after the call
-/// session.tokens() ends with exactly `tokens`.
+/// Continues a session whose prompt has been read. `on_text` is called after every token with the
+/// text that has become certain, empty where none has; returning false cancels. The session takes
+/// every token of `tokens` and no other: after the call session.tokens() ends with exactly those,
+/// and the end token, which is not among them, is not taken.
 Generated generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options,
                    const std::function<bool(std::string_view)>& on_text = {});
+
+/// What `generate` asks of a session and a sampler.
+struct GenerateSteps {
+  std::function<std::int32_t()> pick;        ///< the next token
+  std::function<void(std::int32_t)> decode;  ///< takes it
+};
+/// The loop of `generate` over any steps; `options.sampling` is not used.
+Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
+                         const GenerateOptions& options,
+                         const std::function<bool(std::string_view)>& on_text = {});
 
 }  // namespace lca

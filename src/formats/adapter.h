@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,6 +46,8 @@ class Adapter {
   std::int64_t parameters() const;
 
  private:
+  friend class AdapterReader;
+
   std::string name_;
   std::string base_model_;
   std::optional<Safetensors> file_;

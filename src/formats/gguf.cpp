@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 namespace lca {
@@ -64,6 +66,9 @@ std::optional<std::int64_t> part_integer(const GgufPart& part, const std::string
   if (value == nullptr) return std::nullopt;
   if (value->kind != GgufValue::Kind::integer || value->is_list) {
     fail_input("{}: key \"{}\" is not an integer", part.name, key);
+  }
+  if (value->integers[0] < 0 || value->integers[0] > std::numeric_limits<std::int32_t>::max()) {
+    fail_input("{}: key \"{}\" is {}, out of range", part.name, key, value->integers[0]);
   }
   return value->integers[0];
 }
@@ -131,12 +136,9 @@ Gguf Gguf::open(const std::filesystem::path& path) {
     GgufPart part = gguf_part_parse(file.maps_.back().bytes(), at.native());
     check_part(part, i, parts);
     if (i == 0) {
+      if (parts > 1) promised = part_integer(part, "split.tensors.count");
       file.name_ = part.name;
       file.values_ = std::move(part.values);
-      if (parts > 1) {
-        promised = file.integer("split.tensors.count", -1);
-        if (*promised < 0) promised.reset();
-      }
     }
     std::ranges::move(part.tensors, std::back_inserter(file.tensors_));
   }

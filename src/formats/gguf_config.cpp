@@ -1,6 +1,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/gguf.h"
+#include "formats/gguf_keys.h"
 
 #include <algorithm>
 #include <array>
@@ -12,47 +13,6 @@
 
 namespace lca {
 namespace {
-
-/// Settings that change nothing about the numbers we compute.
-constexpr std::array<std::string_view, 6> kHarmless = {
-    "vocab_size",                    // the embedding has that many rows
-    "tensor_data_layout",            // where the converter had the weights from
-    "attention.layer_norm_epsilon",  // of a norm these architectures do not have
-    "rope.scaling.finetuned",
-    "expert_used_count",  // read where there are experts
-    "rope.scaling.original_context_length",
-};
-
-/// Settings we do not do, with the value that asks for nothing.
-struct Neutral {
-  std::string_view key;
-  double value;
-};
-constexpr std::array kNeutral = {
-    Neutral{"attention.sliding_window", 0},
-    Neutral{"attn_logit_softcapping", 0},
-    Neutral{"final_logit_softcapping", 0},
-    Neutral{"router_logit_softcapping", 0},
-    Neutral{"attention.clamp_kqv", 0},
-    Neutral{"attention.max_alibi_bias", 0},
-    Neutral{"attention.scale", 0},
-    Neutral{"attention.temperature_scale", 0},
-    Neutral{"attention.temperature_length", 0},
-    Neutral{"attention.causal", 1},
-    Neutral{"use_parallel_residual", 0},
-    Neutral{"rope.scaling.alpha", 0},
-    Neutral{"rope.scaling.attn_factor", 1},
-    Neutral{"rope.scaling.yarn_ext_factor", 1},
-    Neutral{"rope.scaling.yarn_log_multiplier", 0},
-    Neutral{"nextn_predict_layers", 0},
-    Neutral{"embedding_scale", 1},
-    Neutral{"residual_scale", 1},
-    Neutral{"logit_scale", 1},
-    Neutral{"expert_count", 0},
-    Neutral{"expert_shared_count", 0},
-    Neutral{"expert_group_count", 1},
-    Neutral{"expert_group_used_count", 1},
-};
 
 /// GGUF keeps numbers in float32 that a person wrote in decimal: 1e-05 lies there as
 /// 9.99999975e-06. The shortest decimal that gives the same float32 is the number meant.
@@ -387,7 +347,8 @@ class ConfigReader {
     const std::string prefix = architecture_ + ".";
     std::vector<std::string_view> left;
     for (const auto& [name, value] : file_.values()) {
-      if (name.starts_with(prefix) && !read_.contains(name) && !asks_nothing(name, value)) {
+      if (name.starts_with(prefix) && !read_.contains(name) &&
+          !gguf_key_is_idle(std::string_view(name).substr(prefix.size()), value)) {
         left.push_back(name);
       }
     }
@@ -395,23 +356,6 @@ class ConfigReader {
     const std::string_view first = *std::ranges::min_element(left);
     fail_input("{}: key \"{}\" asks for something that is not supported for {}", file_.name(),
                text_printable(first), architecture_);
-  }
-
-  bool asks_nothing(std::string_view name, const GgufValue& value) const {
-    const std::string_view suffix = name.substr(architecture_.size() + 1);
-    if (std::ranges::find(kHarmless, suffix) != kHarmless.end()) return true;
-    const auto neutral = std::ranges::find(kNeutral, suffix, &Neutral::key);
-    if (neutral == kNeutral.end() || value.is_list) return false;
-    switch (value.kind) {
-      case GgufValue::Kind::integer:
-      case GgufValue::Kind::boolean:
-        return static_cast<double>(value.integers[0]) == neutral->value;
-      case GgufValue::Kind::number:
-        return value.numbers[0] == neutral->value;
-      case GgufValue::Kind::text:
-        break;
-    }
-    return false;
   }
 
   const Gguf& file_;

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/gguf_types.h"
 
 #include <fmt/ranges.h>
 
@@ -54,49 +55,6 @@ constexpr std::size_t value_least_bytes(ValueType type) {
   constexpr std::array<std::size_t, kValueTypes> kBytes = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8};
   return kBytes[static_cast<std::size_t>(type)];
 }
-
-struct TensorTypeRow {
-  std::uint32_t number;
-  std::string_view name;
-  std::optional<PackedType> type;  ///< absent: we know its name and do not read it
-};
-
-constexpr std::array kTensorTypes = {
-    TensorTypeRow{0, "F32", PackedType::f32},
-    TensorTypeRow{1, "F16", PackedType::f16},
-    TensorTypeRow{2, "Q4_0", PackedType::q4_0},
-    TensorTypeRow{3, "Q4_1", PackedType::q4_1},
-    TensorTypeRow{6, "Q5_0", PackedType::q5_0},
-    TensorTypeRow{7, "Q5_1", PackedType::q5_1},
-    TensorTypeRow{8, "Q8_0", PackedType::q8_0},
-    TensorTypeRow{9, "Q8_1", {}},
-    TensorTypeRow{10, "Q2_K", {}},
-    TensorTypeRow{11, "Q3_K", {}},
-    TensorTypeRow{12, "Q4_K", PackedType::q4_k},
-    TensorTypeRow{13, "Q5_K", PackedType::q5_k},
-    TensorTypeRow{14, "Q6_K", PackedType::q6_k},
-    TensorTypeRow{15, "Q8_K", {}},
-    TensorTypeRow{16, "IQ2_XXS", {}},
-    TensorTypeRow{17, "IQ2_XS", {}},
-    TensorTypeRow{18, "IQ3_XXS", {}},
-    TensorTypeRow{19, "IQ1_S", {}},
-    TensorTypeRow{20, "IQ4_NL", {}},
-    TensorTypeRow{21, "IQ3_S", {}},
-    TensorTypeRow{22, "IQ2_S", {}},
-    TensorTypeRow{23, "IQ4_XS", {}},
-    TensorTypeRow{24, "I8", {}},
-    TensorTypeRow{25, "I16", {}},
-    TensorTypeRow{26, "I32", {}},
-    TensorTypeRow{27, "I64", {}},
-    TensorTypeRow{28, "F64", {}},
-    TensorTypeRow{29, "IQ1_M", {}},
-    TensorTypeRow{30, "BF16", PackedType::bf16},
-    TensorTypeRow{34, "TQ1_0", {}},
-    TensorTypeRow{35, "TQ2_0", {}},
-    TensorTypeRow{39, "MXFP4", {}},
-    TensorTypeRow{40, "NVFP4", {}},
-    TensorTypeRow{41, "Q1_0", {}},
-};
 
 /// Goes through the header from its beginning and never past the end.
 class HeaderCursor {
@@ -339,24 +297,10 @@ class PartReader {
       }
       tensor.shape.insert(tensor.shape.begin(), static_cast<std::int64_t>(dim));
     }
-    tensor.type = tensor_type(cursor.get<std::uint32_t>(what), here);
+    tensor.type = gguf_tensor_type(cursor.get<std::uint32_t>(what), here);
     entry.offset = cursor.get<std::uint64_t>(what);
     entry.bytes = tensor_bytes(tensor, here);
     return entry;
-  }
-
-  static PackedType tensor_type(std::uint32_t number, std::string_view here) {
-    const auto row = std::ranges::find(kTensorTypes, number, &TensorTypeRow::number);
-    if (row != kTensorTypes.end() && row->type) return *row->type;
-    std::vector<std::string_view> read;
-    for (const TensorTypeRow& known : kTensorTypes) {
-      if (known.type) read.push_back(known.name);
-    }
-    const std::string name = row != kTensorTypes.end()
-                                 ? std::string(row->name)
-                                 : fmt::format("number {}, which is unknown", number);
-    fail_input("{}: is of type {}; only {} are read: quantise the model to one of them", here, name,
-               fmt::join(read, ", "));
   }
 
   std::size_t tensor_bytes(const GgufTensor& tensor, std::string_view here) const {

@@ -1,9 +1,8 @@
 #include "formats/model_config.h"
 
 #include "core/error.h"
-#include "core/text.h"
 
-#include <cmath>
+#include <algorithm>
 
 namespace lca {
 namespace {
@@ -15,6 +14,9 @@ constexpr std::int64_t kMostHeads = 4096;
 constexpr std::int64_t kMostExperts = 4096;
 constexpr std::int64_t kLongest = 0x7fffffff;
 constexpr std::int64_t kMostValues = std::int64_t{1} << 48;  ///< of one matrix
+// No model's number is beyond these, and nothing computed from such numbers overflows.
+constexpr double kLeast = 1e-30, kMost = 1e30;
+constexpr double kLeastFactor = 1e-6, kMostFactor = 1e6;
 
 /// Complains about one file.
 class Checker {
@@ -28,10 +30,16 @@ class Checker {
     }
   }
 
-  void positive(std::string_view what, double value) const {
-    if (!std::isfinite(value) || value <= 0) {
-      fail_input("{}: {} must be a finite number above 0, not {}", where_, what, value);
+  void number(std::string_view what, double value, double minimum, double maximum) const {
+    if (!(value >= minimum && value <= maximum)) {
+      fail_input("{}: {} must be from {} to {}, not {}", where_, what, minimum, maximum, value);
     }
+  }
+
+  void positive(std::string_view what, double value) const { number(what, value, kLeast, kMost); }
+
+  void factor(std::string_view what, double value) const {
+    number(what, value, kLeastFactor, kMostFactor);
   }
 
   /// Three factors that each passed `range`, so that the product of two fits 64 bits.
@@ -57,7 +65,7 @@ class Checker {
       fail_input("{}: {} must hold {} numbers, half the rotary width, not {}", where_, what,
                  width / 2, factors.size());
     }
-    for (const double factor : factors) positive(what, factor);
+    for (const double value : factors) factor(what, value);
   }
 
   std::string_view where_;
@@ -66,34 +74,28 @@ class Checker {
 void Checker::rope(const RopeConfig& rope) const {
   range("the rotary width", rope.width, 2, kWidest);
   if (rope.width % 2 != 0) fail_input("{}: the rotary width {} is odd", where_, rope.width);
-  if (!std::isfinite(rope.base) || rope.base <= 1) {
-    fail_input("{}: rope_theta must be a finite number above 1, not {}", where_, rope.base);
-  }
-  positive("the rope factor", rope.factor);
-  if (rope.attention_factor) positive("the rope attention_factor", *rope.attention_factor);
+  number("rope_theta", rope.base, 1 + kLeastFactor, kMost);
+  factor("the rope factor", rope.factor);
+  if (rope.attention_factor) factor("the rope attention_factor", *rope.attention_factor);
   if (!rope.frequency_divisors.empty()) {
     factors("the rope frequency factors", rope.frequency_divisors, rope.width);
   }
+  if (rope.mscale_all_dim) number("mscale_all_dim", *rope.mscale_all_dim, 0, kMostFactor);
   if (rope.kind == RopeKind::standard || rope.kind == RopeKind::linear) return;
   range("original_max_position_embeddings", rope.original_length, 2, kLongest);
   if (rope.kind == RopeKind::dynamic) {
     if (rope.width < 4) fail_input("{}: rope \"dynamic\" needs a rotary width above 2", where_);
     if (rope.factor < 1) fail_input("{}: the rope factor {} is below 1", where_, rope.factor);
   } else if (rope.kind == RopeKind::yarn) {
-    positive("beta_fast", rope.beta_fast);
-    positive("beta_slow", rope.beta_slow);
-    for (const auto& [what, scale] :
-         {std::pair("mscale", rope.mscale), std::pair("mscale_all_dim", rope.mscale_all_dim)}) {
-      if (scale && !(*scale >= 0 && std::isfinite(*scale))) {
-        fail_input("{}: {} must be a finite number from 0, not {}", where_, what, *scale);
-      }
-    }
+    factor("beta_fast", rope.beta_fast);
+    factor("beta_slow", rope.beta_slow);
+    if (rope.mscale) number("mscale", *rope.mscale, 0, kMostFactor);
   } else if (rope.kind == RopeKind::longrope) {
     factors("short_factor", rope.short_factors, rope.width);
     factors("long_factor", rope.long_factors, rope.width);
   } else if (rope.kind == RopeKind::llama3) {
-    positive("low_freq_factor", rope.low_frequency_factor);
-    positive("high_freq_factor", rope.high_frequency_factor);
+    factor("low_freq_factor", rope.low_frequency_factor);
+    factor("high_freq_factor", rope.high_frequency_factor);
     if (rope.high_frequency_factor <= rope.low_frequency_factor) {
       fail_input("{}: high_freq_factor {} must be above low_freq_factor {}", where_,
                  rope.high_frequency_factor, rope.low_frequency_factor);

@@ -1,6 +1,7 @@
 #pragma once
 /// Text to token ids and back, from `tokenizer.json` or a GGUF file.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -69,6 +70,7 @@ class Tokenizer {
   const State& state() const { return *state_; }
 
  private:
+  friend class StreamDecoder;
   explicit Tokenizer(std::shared_ptr<const State> state);
   std::shared_ptr<const State> state_;
 };
@@ -87,6 +89,7 @@ class StreamDecoder {
   std::shared_ptr<const Tokenizer::State> state_;
   bool with_special_;
   bool first_ = true;
+  std::size_t strip_left_;  // spaces that may still go from the front of the text
   std::string pending_;
 };
 

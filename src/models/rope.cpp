@@ -125,8 +125,8 @@ std::vector<double> Rope::frequencies(std::int64_t length) const {
   const double stretch =
       config_.factor * static_cast<double>(length) / static_cast<double>(config_.original_length) -
       (config_.factor - 1);
-  std::vector<double> result = plain_frequencies(
-      config_.base * std::pow(stretch, width / (width - 2)), config_.width);
+  std::vector<double> result =
+      plain_frequencies(config_.base * std::pow(stretch, width / (width - 2)), config_.width);
   divide_by(result, config_.frequency_divisors);
   return result;
 }

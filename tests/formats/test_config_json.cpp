@@ -256,6 +256,9 @@ TEST(ConfigJson, RopeFieldsThatAreMissingOrWrongAreNamed) {
   bad(R"("type":"linear")", {"needs field \"factor\""});
   bad(R"("type":"yarn")", {"needs field \"factor\""});
   bad(R"("type":"linear","factor":0)", {"factor"});
+  bad(R"("type":"linear","factor":1e7)", {"factor"});
+  bad(R"("type":"yarn","factor":2,"mscale_all_dim":1e300)", {"mscale_all_dim"});
+  bad(R"("type":"yarn","factor":2,"mscale":-1)", {"mscale"});
   bad(R"("type":"linear","factor":"2")", {"factor"});
   bad(R"("type":"dynamic","factor":0.5)", {"factor 0.5"});
   bad(R"("type":"llama3","factor":2)", {"low_freq_factor"});

@@ -1,6 +1,5 @@
 """Tiny GGUF files with golden logits, laid out as llama.cpp's conversion writes them."""
 
-import json
 import math
 import shutil
 
@@ -8,12 +7,11 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Q
-from safetensors.torch import load_file, save_file
 from transformers import DeepseekV2Config, LlamaConfig, Qwen2Config
 
 from make_models_common import (MODELS, blank_model, draw_tokens, golden_logits, new_model, rebuilt, say, seeded,
                                 write_golden)
-from make_models_mla import ROUTER_MARGIN, DEEPSEEK, MINICPM_CASES, deepseek_model, minicpm_model, router_margin
+from make_models_mla import ROUTER_MARGIN, DEEPSEEK, deepseek_model, minicpm_model, router_margin
 from make_models_llama import LLAMA, QWEN2
 
 NAMES = {  # Hugging Face name inside a layer -> GGUF name
@@ -117,7 +115,9 @@ def add_settings(writer, config, file_type, fused):
     writer.add_head_count_kv(1 if split else config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_file_type(file_type)
-    writer.add_vocab_size(config.vocab_size)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    if kind != "qwen2":  # its conversion leaves the number to the token table
+        writer.add_vocab_size(config.vocab_size)
     if kind != "minicpm3":  # its conversion leaves theta out: 10000
         writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):

@@ -32,6 +32,15 @@ SETTINGS = {
 }
 
 
+# One value per layer, where a field is a list.
+PER_LAYER = {**SMALL, "window": [8, 12], "sink": [0, 3], "semantic_pool": ["weighted", "select"],
+             "mass": ["none", "score"]}
+
+
+def of_layer(settings, layer):
+    return {k: v[layer] if isinstance(v, list) else v for k, v in settings.items()}
+
+
 def gqa_inputs(module, query, key, value):
     return {"q": query.transpose(1, 2), "k": key.transpose(1, 2), "v": value.transpose(1, 2)}
 
@@ -54,7 +63,7 @@ def condensed(model, settings, prompt=None, attend=make_golden.attention):
     def interface(module, query, key, value, attention_mask, scaling, **_):
         mla = hasattr(module, "kv_b_proj")
         inputs = mla_inputs(module, query) if mla else gqa_inputs(module, query, key, value)
-        options = {**settings, "scale": scaling}
+        options = {**of_layer(settings, module.layer_idx), "scale": scaling}
         if prompt is not None:
             options["prefill"] = [prompt]
         result, margin = attend(inputs, options)
@@ -79,14 +88,14 @@ def condensed(model, settings, prompt=None, attend=make_golden.attention):
             a.__dict__.pop("expand_kv", None)
 
 
-def make(case, name, n=64):
-    settings, prompt = SETTINGS[name]
+def make(case, name, settings, prompt=None, n=64, out=None):
     folder = MODELS / case
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager",
                                                      dtype=torch.float32).eval()
     moe = case.startswith("deepseek")
-    selects = settings["method"] == "lca" and "select" in (settings["semantic_pool"], settings["positional_pool"])
+    selects = settings["method"] == "lca" and (
+        settings["positional_pool"] == "select" or "select" in settings["semantic_pool"])
     for attempt in range(1000):
         rng = seeded(f"{case}/{name}/{attempt}")
         tokens = torch.from_numpy(rng.randint(0, model.config.vocab_size, size=n))
@@ -101,17 +110,30 @@ def make(case, name, n=64):
     dense = logits_of(model, tokens)
     save_file({"tokens": tokens.to(torch.int32), "logits": logits.contiguous(),
                "prompt_tokens": torch.tensor([prompt or n], dtype=torch.int32)},
-              folder / f"golden_lca_{name}.safetensors", metadata={"lca": json.dumps(settings)})
+              out or folder / f"golden_lca_{name}.safetensors", metadata={"lca": json.dumps(settings)})
     same = int((dense - logits).abs().amax(dim=-1).lt(1e-4).sum())
     print(f"{case:14s} lca {name:14s} max|logit| {logits.abs().max():6.2f}  margin {min(margins):.1e}  "
           f"like dense at {same} of {n} positions, elsewhere up to {(dense - logits).abs().max():.2g}", flush=True)
 
 
+def make_checkpoint_with_settings():
+    """llama's weights under a config that carries `lca` settings of its own."""
+    folder = MODELS / "llama_lca"
+    folder.mkdir(exist_ok=True)
+    config = json.loads((MODELS / "llama" / "config.json").read_text())
+    config["lca"] = PER_LAYER
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "same_weights_as").write_text("llama\n")
+    make("llama", "per_layer", PER_LAYER, out=folder / "golden_lca_per_layer.safetensors")
+
+
 def make_all(only=""):
     for case in ("llama", "deepseek_v2", "minicpm3"):
         if only in case:
-            for name in SETTINGS:
-                make(case, name)
+            for name, (settings, prompt) in SETTINGS.items():
+                make(case, name, settings, prompt)
+    if only in "llama_lca":
+        make_checkpoint_with_settings()
 
 
 if __name__ == "__main__":

@@ -122,8 +122,11 @@ def make_deepseek(name):
     logits, noise = golden_logits(model, tokens)
     write_golden(folder, tokens, logits)
     say(name, logits, noise, f"router margin {margin:.1e}")
-    # moe_layer_freq stands in the published files; transformers does not read it.
-    write_twin(folder, model, tokens, logits, "type", {"moe_layer_freq": 1, "scoring_func": "softmax"})
+    # Fields of the published files that change nothing.
+    extra = {"moe_layer_freq": 1, "scoring_func": "softmax", "aux_loss_alpha": 0.001, "seq_aux": True, "ep_size": 1}
+    if model.config.topk_method == "greedy":
+        extra.update({"n_group": 1, "topk_group": 1})
+    write_twin(folder, model, tokens, logits, "type", extra)
 
 
 def make_minicpm(name):

@@ -53,11 +53,32 @@ std::vector<std::string> conformance_cases() {
 INSTANTIATE_TEST_SUITE_P(All, Conformance, ::testing::ValuesIn(conformance_cases()),
                          [](const auto& one) { return one.param; });
 
+class FastPath : public ::testing::TestWithParam<std::string> {};
+
+// Weights scaled as trained models have them, and no router near a tie: the other checkpoints
+// exaggerate on purpose, and with it the rounding.
+TEST_P(FastPath, StaysCloseWhenProductsAreBf16) {
+  const GoldenModel golden(GetParam());
+  const auto model = golden.load(Precision::bf16);
+  EXPECT_EQ(model->cache_dtype(), DType::bf16);
+  const GoldenLogits expected = golden_logits(golden.golden() / "golden.safetensors");
+  for (const std::int64_t prompt : {expected.prompt, std::int64_t{0}}) {
+    const std::vector<float> actual =
+        session_logits(model, expected.tokens, expected.settings, /*chunk=*/0, prompt);
+    const double error = logits_error(expected.logits, actual);
+    EXPECT_LE(error, kToleranceBf16) << prompt << " tokens at once";
+    EXPECT_GT(error, 0) << "nothing was rounded";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FastPath, ::testing::ValuesIn(golden_model_names("calm_")),
+                         [](const auto& one) { return one.param; });
+
 TEST(ConformanceCases, CoverEveryArchitectureAndFormat) {
   const std::vector<std::string> names = conformance_cases();
   EXPECT_GE(names.size(), 70U);
-  for (const char* prefix : {"llama", "qwen2", "deepseek_v2", "minicpm3", "gguf_llama", "gguf_qwen2",
-                             "gguf_deepseek2", "gguf_minicpm3", "adapter_"}) {
+  for (const char* prefix : {"llama", "qwen2", "deepseek_v2", "minicpm3", "gguf_llama",
+                             "gguf_qwen2", "gguf_deepseek2", "gguf_minicpm3", "adapter_"}) {
     EXPECT_FALSE(golden_model_names(prefix).empty()) << prefix;
   }
 }

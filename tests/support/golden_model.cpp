@@ -115,10 +115,10 @@ GoldenLogits golden_logits(const fs::path& path) {
     golden.prompt = tensor_values<std::int32_t>(file, "prompt_tokens", TensorType::i32).at(0);
   }
   const auto found = file.metadata().find("lca");
-  golden.settings = {found == file.metadata().end()
-                         ? dense_settings()
-                         : settings_from_json(found->second, path.native(), SettingsScope::layer)
-                               .settings};
+  golden.settings = {
+      found == file.metadata().end()
+          ? dense_settings()
+          : settings_from_json(found->second, path.native(), SettingsScope::layer).settings};
   return golden;
 }
 

@@ -43,8 +43,8 @@ std::vector<std::string> golden_model_names(const std::string& prefix = "");
 /// What a golden file holds.
 struct GoldenLogits {
   std::vector<std::int32_t> tokens;
-  std::vector<float> logits;     ///< [n, vocabulary]
-  std::int64_t prompt = 0;       ///< tokens that were the prompt; the rest was decoded
+  std::vector<float> logits;       ///< [n, vocabulary]
+  std::int64_t prompt = 0;         ///< tokens that were the prompt; the rest was decoded
   std::vector<Settings> settings;  ///< one entry: the metadata's `lca`; or dense
 };
 GoldenLogits golden_logits(const std::filesystem::path& file);

@@ -1,0 +1,154 @@
+#include "engine/chat.h"
+
+#include "core/error.h"
+
+#include <algorithm>
+
+namespace lca {
+namespace {
+
+/// Tokens without which a format cannot be written.
+std::vector<std::string_view> marks_needed(ChatFormat format) {
+  switch (format) {
+    case ChatFormat::chatml:
+    case ChatFormat::minicpm:
+      return {"<|im_start|>", "<|im_end|>"};
+    case ChatFormat::deepseek_r1:
+      return {"<｜User｜>", "<｜Assistant｜>"};
+    case ChatFormat::llama3:
+      return {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+    case ChatFormat::deepseek:
+    case ChatFormat::llama2:
+    case ChatFormat::plain:
+      break;
+  }
+  return {};
+}
+
+/// Tokens that end a reply where the tokenizer has them.
+std::vector<std::string_view> ends_known(ChatFormat format) {
+  switch (format) {
+    case ChatFormat::chatml:
+      return {"<|im_end|>", "<|endoftext|>"};
+    case ChatFormat::minicpm:
+      return {"<|im_end|>", "</s>"};
+    case ChatFormat::llama3:
+      return {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"};
+    case ChatFormat::deepseek:
+    case ChatFormat::deepseek_r1:
+      return {"<｜end▁of▁sentence｜>"};
+    case ChatFormat::llama2:
+      return {"</s>"};
+    case ChatFormat::plain:
+      break;
+  }
+  return {};
+}
+
+std::string_view spelling(const Tokenizer& tokenizer, std::optional<std::int32_t> id) {
+  return id ? tokenizer.token(*id) : std::string_view();
+}
+
+}  // namespace
+
+ChatWriter::ChatWriter(const Tokenizer& tokenizer, ChatFormat format,
+                       std::string_view chat_template)
+    : tokenizer_(&tokenizer),
+      style_(chat_style(format, chat_template, spelling(tokenizer, tokenizer.begin_token()),
+                        spelling(tokenizer, tokenizer.end_token()))) {
+  for (const std::string_view mark : marks_needed(format)) {
+    if (!tokenizer.find(mark)) {
+      fail_input(
+          "the chat format {} needs the token \"{}\", which this checkpoint's tokenizer does not "
+          "have; choose another with --chat-format",
+          chat_format_name(format), mark);
+    }
+  }
+  for (const std::string_view mark : ends_known(format)) {
+    if (const auto id = tokenizer.find(mark)) end_tokens_.push_back(*id);
+  }
+  // DeepSeek's formats end a reply with a token their template names, or with the tokenizer's.
+  const bool ends_by_own = format == ChatFormat::deepseek || format == ChatFormat::deepseek_r1 ||
+                           format == ChatFormat::llama2;
+  if (ends_by_own && !end_tokens_.empty()) style_.end = tokenizer.token(end_tokens_.front());
+  if (ends_by_own && style_.end.empty()) {
+    fail_input(
+        "the chat format {} needs a token that ends a reply, and this checkpoint's tokenizer names "
+        "none; choose another with --chat-format",
+        chat_format_name(format));
+  }
+  if (const auto end = tokenizer.end_token();
+      end && std::ranges::find(end_tokens_, *end) == end_tokens_.end()) {
+    end_tokens_.push_back(*end);
+  }
+}
+
+std::string_view ChatWriter::reply_lead() const {
+  const bool spaced = format() == ChatFormat::deepseek || format() == ChatFormat::llama2;
+  return spaced ? " " : "";
+}
+
+std::vector<std::int32_t> ChatWriter::encode(std::span<const ChatPiece> pieces) const {
+  std::string whole;
+  std::vector<std::int32_t> marks;
+  bool is_parsed = true;
+  for (const ChatPiece& piece : pieces) {
+    whole += piece.text;
+    if (!piece.mark) continue;
+    if (const auto id = tokenizer_->find(piece.text)) {
+      marks.push_back(*id);
+      is_parsed = is_parsed && tokenizer_->is_special(*id);
+    }
+  }
+
+  // Ordinary text: encode the whole, as the checkpoint's own tokenizer would. It is right exactly
+  // where the special tokens in it are those of the format.
+  if (is_parsed) {
+    std::vector<std::int32_t> ids =
+        tokenizer_->encode(whole, {.add_special = false, .parse_special = true});
+    std::vector<std::int32_t> special;
+    std::ranges::copy_if(ids, std::back_inserter(special),
+                         [&](std::int32_t id) { return tokenizer_->is_special(id); });
+    if (special == marks) return ids;
+  }
+
+  // Somebody wrote a special token's name: everything between the marks is text and nothing else.
+  std::vector<std::int32_t> ids;
+  std::string text;
+  const auto flush = [&] {
+    if (text.empty()) return;
+    const auto part = tokenizer_->encode(text, {.add_special = false, .parse_special = false});
+    ids.insert(ids.end(), part.begin(), part.end());
+    text.clear();
+  };
+  for (const ChatPiece& piece : pieces) {
+    const auto id = piece.mark ? tokenizer_->find(piece.text) : std::nullopt;
+    if (id) {
+      flush();
+      ids.push_back(*id);
+    } else {
+      text += piece.text;
+    }
+  }
+  flush();
+  return ids;
+}
+
+std::vector<std::int32_t> ChatWriter::prompt(std::span<const ChatMessage> messages) const {
+  if (messages.empty()) fail_input("a conversation needs at least one message");
+  std::vector<std::int32_t> ids = encode(chat_pieces(style_, messages));
+  if (format() == ChatFormat::plain) {
+    ids.insert(ids.begin(), tokenizer_->prefix().begin(), tokenizer_->prefix().end());
+  }
+  return ids;
+}
+
+std::vector<std::int32_t> ChatWriter::next_turn(std::string_view user, bool ended) const {
+  const std::vector<ChatPiece> pieces = chat_next_pieces(style_, user);
+  std::vector<std::int32_t> ids = encode(pieces);
+  // The end token is encoded in any case, since what follows it may depend on its being there.
+  if (ended && pieces.front().mark) ids.erase(ids.begin());
+  return ids;
+}
+
+}  // namespace lca

@@ -1,0 +1,54 @@
+#include "engine/model_home.h"
+
+#include "core/error.h"
+#include "core/text.h"
+
+#include <cstdlib>
+
+namespace lca {
+namespace {
+
+constexpr std::string_view kBuiltIn = "smollm2";
+constexpr std::string_view kBuiltInFile = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// A variable that is set to nothing counts as not set.
+std::filesystem::path variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::filesystem::path() : std::filesystem::path(value);
+}
+
+}  // namespace
+
+std::filesystem::path model_home() {
+  if (std::filesystem::path home = variable("LCA_HOME"); !home.empty()) return home;
+  // The convention says that a relative path there is to be ignored.
+  if (const std::filesystem::path cache = variable("XDG_CACHE_HOME"); cache.is_absolute()) {
+    return cache / "lca";
+  }
+  if (const std::filesystem::path user = variable("HOME"); !user.empty()) {
+    return user / ".cache" / "lca";
+  }
+  fail_input("no folder for models: neither LCA_HOME nor HOME is set; set LCA_HOME to a folder");
+}
+
+std::filesystem::path model_resolve(std::string_view name) {
+  if (name.empty()) fail_input("the model's name is empty; give a path, or {}", kBuiltIn);
+  std::error_code ignored;
+  if (name == kBuiltIn) {
+    std::filesystem::path file = model_home() / kBuiltInFile;
+    if (!std::filesystem::is_regular_file(file, ignored)) {
+      fail_input("{} is not here yet (looked for {}); run `make model` once to fetch it", kBuiltIn,
+                 path_printable(file.string()));
+    }
+    return file;
+  }
+  std::filesystem::path path(name);
+  if (!std::filesystem::exists(path, ignored)) {
+    fail_input(
+        "{}: no such file or folder; a model is a .gguf file, a folder, or the built-in name {}",
+        path_printable(name), kBuiltIn);
+  }
+  return path;
+}
+
+}  // namespace lca

@@ -1,0 +1,56 @@
+#include "core/error.h"
+#include "engine/generate.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lca {
+namespace {
+
+/// The longest end of `text` that `stop` begins with, `stop` as a whole aside.
+std::size_t held_back(std::string_view text, std::string_view stop) {
+  std::size_t length = std::min(text.size(), stop.size() - 1);
+  while (length > 0 && !text.ends_with(stop.substr(0, length))) --length;
+  return length;
+}
+
+}  // namespace
+
+StopFilter::StopFilter(std::vector<std::string> stops) : stops_(std::move(stops)) {
+  for (const std::string& stop : stops_) {
+    if (stop.empty()) fail_input("a stop string is empty; it would stop everything");
+  }
+}
+
+std::string StopFilter::push(std::string_view piece) {
+  if (stopped_) return {};
+  pending_ += piece;
+
+  // The one that is complete first wins, and the longer one of two that are: so the answer does not
+  // depend on how the text was cut into pieces.
+  std::size_t first = 0;
+  std::size_t end = std::string::npos;
+  for (const std::string& stop : stops_) {
+    const std::size_t at = pending_.find(stop);
+    if (at == std::string::npos) continue;
+    if (at + stop.size() < end || (at + stop.size() == end && at < first)) {
+      first = at;
+      end = at + stop.size();
+    }
+  }
+  if (end != std::string::npos) {
+    stopped_ = true;
+    pending_.resize(first);
+    return std::exchange(pending_, {});
+  }
+
+  std::size_t keep = 0;
+  for (const std::string& stop : stops_) keep = std::max(keep, held_back(pending_, stop));
+  std::string shown = pending_.substr(0, pending_.size() - keep);
+  pending_.erase(0, shown.size());
+  return shown;
+}
+
+std::string StopFilter::finish() { return std::exchange(pending_, {}); }
+
+}  // namespace lca

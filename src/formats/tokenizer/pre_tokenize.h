@@ -1,0 +1,66 @@
+#pragma once
+/// Cutting a text into the words that BPE then works on one by one.
+
+#include "formats/tokenizer/regex.h"
+
+#include <deque>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace lca {
+
+/// A stretch of text on its way to becoming words.
+struct Piece {
+  std::string_view text;
+  bool is_first = false;  ///< begins where the whole text begins
+};
+
+/// What becomes of the matches of a Split.
+enum class SplitBehaviour {
+  isolated,              ///< pieces of their own
+  removed,               ///< left out
+  merged_with_previous,  ///< the end of the piece before
+  merged_with_next,      ///< the beginning of the piece behind
+  contiguous,            ///< neighbouring matches are one piece
+};
+
+struct SplitStep {
+  Regex pattern;
+  SplitBehaviour behaviour = SplitBehaviour::isolated;
+  bool is_inverted = false;
+};
+
+/// Cuts out numbers, digit by digit or in runs.
+struct DigitsStep {
+  bool is_individual = false;
+};
+
+/// Spells the bytes in the byte-level alphabet, after splitting by GPT-2's expression.
+struct ByteLevelStep {
+  bool adds_prefix_space = false;
+  bool splits = true;
+};
+
+/// Turns spaces into a visible character and cuts before each.
+struct MetaspaceStep {
+  enum class Prepend { always, first, never };
+  std::string replacement;
+  Prepend prepend = Prepend::always;
+  bool splits = true;
+};
+
+using PreTokenizeStep = std::variant<SplitStep, DigitsStep, ByteLevelStep, MetaspaceStep>;
+
+/// The pieces of one text. `storage` holds the text of pieces that a step rewrote.
+struct Pieces {
+  std::vector<Piece> list;
+  std::deque<std::string>& storage;
+};
+
+/// Applies one step to all pieces. `spells` false leaves the bytes of a ByteLevelStep as they are:
+/// who asks for that spells them later.
+void pieces_split(Pieces& pieces, const PreTokenizeStep& step, bool spells);
+
+}  // namespace lca

@@ -1,0 +1,58 @@
+#pragma once
+/// Regular expressions of tokenizers, matched by PCRE2 with the meaning Oniguruma gives them, which
+/// is what the files were written for.
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lca {
+
+/// A compiled expression; any number of threads may use it.
+class Regex {
+ public:
+  /// Compiles `pattern`; throws Error beginning with `where` when it is none, or when it uses what
+  /// the two libraries understand differently.
+  Regex(std::string_view pattern, std::string_view where);
+  /// An expression that matches `text` itself.
+  static Regex literal(std::string_view text, std::string_view where);
+
+  struct Match {
+    std::size_t begin = 0, end = 0;
+  };
+  /// The first match at or behind `start` in `text`, which is UTF-8. Throws Error where matching
+  /// takes unreasonably many steps.
+  std::optional<Match> find(std::string_view text, std::size_t start) const;
+
+  /// Calls `visit(begin, end)` for all matches from left to right; an empty match does not follow
+  /// another match immediately.
+  template <typename Visit>
+  void each(std::string_view text, Visit visit) const {
+    std::size_t start = 0;
+    std::optional<std::size_t> last;
+    while (start <= text.size()) {
+      const std::optional<Match> match = find(text, start);
+      if (!match) return;
+      if (match->begin == match->end && last == match->end) {
+        start = after(text, start);
+        continue;
+      }
+      visit(match->begin, match->end);
+      start = match->end;
+      last = match->end;
+    }
+  }
+
+ private:
+  struct Code;
+  static std::size_t after(std::string_view text, std::size_t at);
+
+  std::shared_ptr<const Code> code_;
+};
+
+/// `pattern` in PCRE2's language; throws Error for what cannot be said there. Seen by tests.
+std::string regex_translate(std::string_view pattern, std::string_view where);
+
+}  // namespace lca

@@ -1,0 +1,195 @@
+// Tokenizer::from_gguf: the tables of a GGUF file.
+
+#include "core/error.h"
+#include "core/text.h"
+#include "formats/tokenizer/state.h"
+#include "formats/tokenizer/utf8.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace lca {
+namespace {
+
+enum TokenType : std::int64_t { kNormal = 1, kUnknown, kControl, kUser, kUnused, kByte };
+
+constexpr const char* kSpaceSymbol = "\xe2\x96\x81";  // U+2581
+
+constexpr const char* kQwen2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kLlama3Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// The letters DeepSeek's first tokenizer knows: those with an upper and a lower case.
+constexpr const char* kDeepSeekLetters =
+    "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-"
+    "ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅ"
+    "ὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-"
+    "ꞎꭰ-ꮿﬀ-ﬆ"
+    "ﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+
+SplitStep isolate(const char* pattern, const Tokenizer::State& state) {
+  return {Regex(pattern, state.where), SplitBehaviour::isolated, false};
+}
+
+/// The pre-tokenizer a file names. The steps end in the byte-level alphabet.
+void pre_tokenizer_set(std::string_view name, Tokenizer::State& state) {
+  auto& steps = state.pre_tokenize;
+  bool splits = false;  // by GPT-2's expression
+  if (name == "smollm") {
+    steps.emplace_back(DigitsStep{true});
+    splits = true;
+  } else if (name == "gpt-2" || name == "default" || name.empty()) {
+    splits = true;
+  } else if (name == "qwen2" || name == "deepseek-r1-qwen") {
+    state.normalise.emplace_back(NormalForm::nfc);
+    steps.emplace_back(isolate(kQwen2Pattern, state));
+  } else if (name == "llama-bpe" || name == "llama3" || name == "llama-v3") {
+    steps.emplace_back(isolate(kLlama3Pattern, state));
+    state.model.ignore_merges = true;
+  } else if (name == "deepseek-llm") {
+    steps.emplace_back(isolate("[\\r\\n]", state));
+    steps.emplace_back(isolate(kDeepSeekLetters, state));
+    steps.emplace_back(isolate("\\s?[!-/:-~！-／：-～‘-‟　-。]+", state));
+    steps.emplace_back(isolate("\\s+$", state));
+    steps.emplace_back(isolate("[一-龥ࠀ-一가-퟿]+", state));
+    steps.emplace_back(DigitsStep{true});
+  } else {
+    fail_input(
+        "{}: tokenizer.ggml.pre \"{}\" is not supported; smollm, gpt-2, default, qwen2, "
+        "deepseek-llm, deepseek-r1-qwen, llama-bpe and llama3 are",
+        state.where, text_printable(name));
+  }
+  steps.emplace_back(ByteLevelStep{false, splits});
+}
+
+void merges_set(const GgufTokenizer& tables, Tokenizer::State& state) {
+  if (tables.merges.empty()) {
+    fail_input("{}: tokenizer.ggml.merges is missing or empty; convert the model again",
+               state.where);
+  }
+  state.model.merges_reserve(tables.merges.size());
+  for (const std::string_view line : tables.merges) {
+    // A token may be a space itself only where it is spelled in the byte-level alphabet.
+    const std::size_t space = line.find(' ', 1);
+    if (space == std::string_view::npos || space + 1 == line.size()) {
+      fail_input("{}: \"{}\" in tokenizer.ggml.merges is not two tokens", state.where,
+                 text_printable(line));
+    }
+    state.model.merge_add(line.substr(0, space), line.substr(space + 1), state.where);
+  }
+}
+
+void byte_level_set(const GgufTokenizer& tables, Tokenizer::State& state) {
+  pre_tokenizer_set(tables.pre, state);
+  merges_set(tables, state);
+  state.decoder.steps.emplace_back(ByteLevelDecode{});
+}
+
+void sentence_piece_set(const GgufTokenizer& tables, Tokenizer::State& state) {
+  if (tables.scores.empty()) {
+    fail_input("{}: tokenizer.ggml.scores is missing; convert the model again", state.where);
+  }
+  std::vector<std::optional<float>> scores(tables.scores.size());
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    const std::int64_t type = tables.types.empty() ? std::int64_t{kNormal} : tables.types[i];
+    if (std::isnan(tables.scores[i])) {
+      fail_input("{}: tokenizer.ggml.scores[{}] is not a number", state.where, i);
+    }
+    if (type == kNormal || type == kUser || type == kUnused) {
+      scores[i] = static_cast<float>(tables.scores[i]);
+    }
+  }
+  const bool has_prefix = tables.add_space_prefix.value_or(true);
+  const Regex space = Regex::literal(" ", state.where);
+  if (has_prefix) state.normalise.emplace_back(PrependStep{kSpaceSymbol});
+  state.normalise.emplace_back(ReplaceStep{space, kSpaceSymbol});
+  BpeModel& model = state.model;
+  model.scores_set(std::move(scores));
+  model.byte_fallback_set();
+  model.fuse_unknown = true;
+  model.has_unknown = tables.unknown.has_value();
+  if (tables.unknown) model.unknown = static_cast<std::int32_t>(*tables.unknown);
+
+  state.decoder.steps.emplace_back(ReplaceStep{Regex::literal(kSpaceSymbol, state.where), " "});
+  state.decoder.steps.emplace_back(ByteFallbackDecode{});
+  if (has_prefix) {
+    state.decoder.strip_character = " ";
+    state.decoder.strip_count = 1;
+  }
+}
+
+void added_tokens_set(const GgufTokenizer& tables, Tokenizer::State& state) {
+  for (std::size_t i = 0; i < tables.types.size(); ++i) {
+    const std::int64_t type = tables.types[i];
+    if ((type != kControl && type != kUser && type != kUnknown) || tables.tokens[i].empty()) {
+      continue;
+    }
+    AddedToken token;
+    token.id = static_cast<std::int32_t>(i);
+    token.text = tables.tokens[i];
+    token.is_special = type != kUser;
+    state.added.push_back(std::move(token));
+  }
+}
+
+std::optional<std::int32_t> token_id(std::optional<std::int64_t> id, std::string_view name,
+                                     const GgufTokenizer& tables, std::string_view where) {
+  if (!id) return std::nullopt;
+  if (*id < 0 || *id >= static_cast<std::int64_t>(tables.tokens.size())) {
+    fail_input("{}: tokenizer.ggml.{} is {}, but there are {} tokens", where, name, *id,
+               tables.tokens.size());
+  }
+  return static_cast<std::int32_t>(*id);
+}
+
+void ends_set(const GgufTokenizer& tables, Tokenizer::State& state) {
+  const std::string_view where = state.where;
+  state.begin = token_id(tables.begin, "bos_token_id", tables, where);
+  state.end = token_id(tables.end, "eos_token_id", tables, where);
+  token_id(tables.unknown, "unknown_token_id", tables, where);
+  const bool begins = tables.model == "llama" || tables.pre == "llama-bpe" ||
+                      tables.pre == "llama3" || tables.pre == "llama-v3";
+  if (tables.add_begin.value_or(begins) && state.begin) state.prefix.push_back(*state.begin);
+  if (tables.add_end.value_or(false) && state.end) state.suffix.push_back(*state.end);
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::from_gguf(const GgufTokenizer& tables, std::string_view where) {
+  auto state = std::make_shared<State>();
+  state->where = where;
+  const std::size_t count = tables.tokens.size();
+  if (count == 0) fail_input("{}: tokenizer.ggml.tokens is missing or empty", where);
+  if (count > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
+    fail_input("{}: tokenizer.ggml.tokens has {} entries, too many", where, count);
+  }
+  const auto check_size = [&](std::string_view name, std::size_t size) {
+    if (size == 0 || size == count) return;
+    fail_input("{}: tokenizer.ggml.{} has {} entries for {} tokens", where, name, size, count);
+  };
+  check_size("scores", tables.scores.size());
+  check_size("token_type", tables.types.size());
+
+  for (std::size_t i = 0; i < count; ++i) {
+    state->vocabulary.add(tables.tokens[i], static_cast<std::int64_t>(i));
+  }
+  state->vocabulary.index(where, true);
+  state->model.where = where;
+  ends_set(tables, *state);
+  added_tokens_set(tables, *state);
+  if (tables.model == "gpt2") {
+    byte_level_set(tables, *state);
+  } else if (tables.model == "llama") {
+    sentence_piece_set(tables, *state);
+  } else {
+    fail_input("{}: tokenizer.ggml.model \"{}\" is not supported; gpt2 and llama are", where,
+               text_printable(tables.model));
+  }
+  state->finish();
+  return Tokenizer(std::move(state));
+}
+
+}  // namespace lca

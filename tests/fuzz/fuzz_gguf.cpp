@@ -1,0 +1,94 @@
+// Any bytes through the GGUF reader, what it says about the model, and the tokenizer's tables.
+// Beside what the sanitizers see: only lca::Error comes out, each a single printable line, and what
+// is accepted keeps its promises.
+
+#include "core/text.h"
+#include "formats/gguf.h"
+
+#include <lca/error.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+namespace {
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+void check_message(const lca::Error& error) {
+  const std::string line = error.what();
+  require(error.kind() == lca::ErrorKind::bad_input);
+  require(!line.empty() && line.size() < 4000);
+  require(lca::text_printable(line, line.size()) == line);
+}
+
+float touch(const lca::GgufTensor& tensor) {
+  const lca::PackedTypeInfo& info = lca::packed_type_info(tensor.type);
+  std::int64_t values = 1;
+  for (const std::int64_t dim : tensor.shape) {
+    require(dim > 0);
+    values *= dim;
+  }
+  require(tensor.shape.back() % info.block_values == 0);
+  require(lca::packed_bytes(tensor.type, values) == tensor.bytes.size());
+  std::array<float, 256> block;
+  lca::unpack_f32(tensor.type, tensor.bytes.data(), block.data(), info.block_values);
+  const float first = block[0];
+  lca::unpack_f32(tensor.type, tensor.bytes.data() + tensor.bytes.size() - info.block_bytes,
+                  block.data(), info.block_values);
+  return first + block[0];
+}
+
+float read_tensors(const lca::Gguf& file, std::size_t size) {
+  float sum = 0;
+  std::size_t total = 0;
+  for (const lca::GgufTensor& tensor : file.tensors()) {
+    require(file.find(tensor.name) == &tensor);
+    sum += touch(tensor);
+    total += tensor.bytes.size();
+  }
+  require(total <= size);
+  for (const auto& [key, value] : file.values()) {
+    require(file.value(key) == &value);
+    require(value.is_list ||
+            value.integers.size() + value.numbers.size() + value.texts.size() == 1);
+    for (const std::string_view text : value.texts) {
+      for (const char c : text) sum += static_cast<float>(c);
+    }
+  }
+  return sum;
+}
+
+template <typename Work>
+void attempt(const Work& work) {
+  try {
+    work();
+  } catch (const lca::Error& error) {
+    check_message(error);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  [[maybe_unused]] static volatile float sink;  // keeps the reads alive
+  attempt([&] {
+    const lca::Gguf file = lca::Gguf::parse(std::as_bytes(std::span(data, size)), "fuzz");
+    sink = read_tensors(file, size);
+    attempt([&] {
+      const lca::ModelConfig config = lca::model_config_from_gguf(file);
+      config.validate("fuzz");
+      require(config.vocabulary > 0 && config.layers > 0 && config.softmax_scale() > 0);
+    });
+    attempt([&] {
+      const lca::GgufTokenizer tables = lca::tokenizer_from_gguf(file);
+      require(tables.scores.empty() || tables.scores.size() == tables.tokens.size());
+      require(tables.types.empty() || tables.types.size() == tables.tokens.size());
+    });
+  });
+  return 0;
+}
