@@ -57,12 +57,14 @@ ChatWriter::ChatWriter(const Tokenizer& tokenizer, ChatFormat format,
       style_(chat_style(format, chat_template, spelling(tokenizer, tokenizer.begin_token()),
                         spelling(tokenizer, tokenizer.end_token()))) {
   for (const std::string_view mark : marks_needed(format)) {
-    if (!tokenizer.find(mark)) {
+    const auto id = tokenizer.find(mark);
+    if (!id) {
       fail_input(
           "the chat format {} needs the token \"{}\", which this checkpoint's tokenizer does not "
           "have; choose another with --chat-format",
           chat_format_name(format), mark);
     }
+    guarded_.push_back(*id);
   }
   for (const std::string_view mark : ends_known(format)) {
     if (const auto id = tokenizer.find(mark)) end_tokens_.push_back(*id);
@@ -81,11 +83,38 @@ ChatWriter::ChatWriter(const Tokenizer& tokenizer, ChatFormat format,
       end && std::ranges::find(end_tokens_, *end) == end_tokens_.end()) {
     end_tokens_.push_back(*end);
   }
+  guarded_.insert(guarded_.end(), end_tokens_.begin(), end_tokens_.end());
+  if (const auto begin = tokenizer.begin_token()) guarded_.push_back(*begin);
 }
 
 std::string_view ChatWriter::reply_lead() const {
   const bool spaced = format() == ChatFormat::deepseek || format() == ChatFormat::llama2;
   return spaced ? " " : "";
+}
+
+std::vector<std::int32_t> ChatWriter::encode_text(std::string_view text) const {
+  constexpr EncodeOptions kText{.add_special = false, .parse_special = false};
+  if (text.empty()) return {};
+  std::vector<std::int32_t> ids = tokenizer_->encode(text, kText);
+  const auto guarded = [&](std::int32_t id) {
+    return std::ranges::find(guarded_, id) != guarded_.end();
+  };
+  if (std::ranges::none_of(ids, guarded)) return ids;
+
+  // Some checkpoints do not call the marks of their format special, and a tokenizer then sees them
+  // in any text. Cut behind the first byte of each, so that there is nothing to see.
+  ids.clear();
+  std::size_t from = 0;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const bool spelled = std::ranges::any_of(guarded_, [&](std::int32_t id) {
+      return text.substr(at).starts_with(tokenizer_->token(id));
+    });
+    if (!spelled && at + 1 < text.size()) continue;
+    const auto part = tokenizer_->encode(text.substr(from, at + 1 - from), kText);
+    ids.insert(ids.end(), part.begin(), part.end());
+    from = at + 1;
+  }
+  return ids;
 }
 
 std::vector<std::int32_t> ChatWriter::encode(std::span<const ChatPiece> pieces) const {
@@ -116,8 +145,7 @@ std::vector<std::int32_t> ChatWriter::encode(std::span<const ChatPiece> pieces) 
   std::vector<std::int32_t> ids;
   std::string text;
   const auto flush = [&] {
-    if (text.empty()) return;
-    const auto part = tokenizer_->encode(text, {.add_special = false, .parse_special = false});
+    const auto part = encode_text(text);
     ids.insert(ids.end(), part.begin(), part.end());
     text.clear();
   };

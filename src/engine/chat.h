@@ -92,10 +92,12 @@ class ChatWriter {
 
  private:
   std::vector<std::int32_t> encode(std::span<const ChatPiece> pieces) const;
+  std::vector<std::int32_t> encode_text(std::string_view text) const;
 
   const Tokenizer* tokenizer_;
   ChatStyle style_;
   std::vector<std::int32_t> end_tokens_;
+  std::vector<std::int32_t> guarded_;  // tokens that no text may become
 };
 
 }  // namespace lca

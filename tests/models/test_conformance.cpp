@@ -32,7 +32,7 @@ TEST_P(Conformance, MatchesTransformersInFloat32) {
   const GoldenModel golden(GetParam());
   const auto model = golden.load();
   for (const fs::path& file : golden_files(golden.golden())) {
-    const GoldenLogits expected = golden_logits(file);
+    const GoldenLogits expected = golden_logits(file, model->info().layers);
     const std::vector<float> actual = session_logits(model, expected.tokens, expected.settings,
                                                      /*chunk=*/0, expected.prompt);
     const double error = logits_error(expected.logits, actual);
@@ -61,7 +61,8 @@ TEST_P(FastPath, StaysCloseWhenProductsAreBf16) {
   const GoldenModel golden(GetParam());
   const auto model = golden.load(Precision::bf16);
   EXPECT_EQ(model->cache_dtype(), DType::bf16);
-  const GoldenLogits expected = golden_logits(golden.golden() / "golden.safetensors");
+  const GoldenLogits expected =
+      golden_logits(golden.golden() / "golden.safetensors", model->info().layers);
   for (const std::int64_t prompt : {expected.prompt, std::int64_t{0}}) {
     const std::vector<float> actual =
         session_logits(model, expected.tokens, expected.settings, /*chunk=*/0, prompt);

@@ -1,7 +1,10 @@
 #include "support/golden_model.h"
 
+#include <lca/error.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -9,6 +12,7 @@
 
 #include <unistd.h>
 
+#include "engine/model_home.h"
 #include "formats/safetensors.h"
 #include "formats/settings_json.h"
 
@@ -73,7 +77,10 @@ GoldenModel::GoldenModel(const std::string& name) {
     if (file.starts_with("model")) fs::create_symlink(entry.path(), temporary_ / file);
   }
   path_ = temporary_;
-  golden_ = other;
+  const auto is_golden = [](const fs::directory_entry& entry) {
+    return entry.path().filename().native().starts_with("golden");
+  };
+  if (std::none_of(fs::directory_iterator(golden_), {}, is_golden)) golden_ = other;
 }
 
 GoldenModel::~GoldenModel() {
@@ -99,13 +106,26 @@ std::vector<std::string> golden_model_names(const std::string& prefix) {
   return names;
 }
 
+fs::path smollm2_path() {
+  constexpr const char* kFile = "SmolLM2-135M-Instruct.Q4_1.gguf";
+  const char* data = std::getenv("LCA_TEST_DATA");
+  fs::path path = data != nullptr ? fs::path(data) : fs::path(LCA_SOURCE_DIR) / "build/test-data";
+  if (fs::exists(path / kFile)) return path / kFile;
+  try {
+    path = model_home();
+  } catch (const Error&) {
+    return {};
+  }
+  return fs::exists(path / kFile) ? path / kFile : fs::path();
+}
+
 Settings dense_settings() {
   Settings settings;
   settings.method = MethodKind::dense;
   return settings;
 }
 
-GoldenLogits golden_logits(const fs::path& path) {
+GoldenLogits golden_logits(const fs::path& path, std::int64_t layers) {
   const Safetensors file = Safetensors::open(path);
   GoldenLogits golden;
   golden.tokens = tensor_values<std::int32_t>(file, "tokens", TensorType::i32);
@@ -115,10 +135,11 @@ GoldenLogits golden_logits(const fs::path& path) {
     golden.prompt = tensor_values<std::int32_t>(file, "prompt_tokens", TensorType::i32).at(0);
   }
   const auto found = file.metadata().find("lca");
-  golden.settings = {
-      found == file.metadata().end()
-          ? dense_settings()
-          : settings_from_json(found->second, path.native(), SettingsScope::layer).settings};
+  if (found == file.metadata().end()) {
+    golden.settings = {dense_settings()};
+  } else {
+    golden.settings = settings_layers_from_json(found->second, path.native(), layers);
+  }
   return golden;
 }
 

@@ -23,7 +23,7 @@ class GoldenModel {
   /// What to load: a folder or a file. Twins that share another folder's weights are put together
   /// in a temporary one.
   const std::filesystem::path& path() const { return path_; }
-  /// Where the golden files lie; for a twin, those of the folder it shares weights with.
+  /// Where the golden files lie: here, or in the folder a twin shares weights with.
   const std::filesystem::path& golden() const { return golden_; }
   /// The adapter's folder, where the case is one; `path` is then its base model.
   const std::string& adapter() const { return adapter_; }
@@ -45,9 +45,9 @@ struct GoldenLogits {
   std::vector<std::int32_t> tokens;
   std::vector<float> logits;       ///< [n, vocabulary]
   std::int64_t prompt = 0;         ///< tokens that were the prompt; the rest was decoded
-  std::vector<Settings> settings;  ///< one entry: the metadata's `lca`; or dense
+  std::vector<Settings> settings;  ///< of each layer: the metadata's `lca`; or dense
 };
-GoldenLogits golden_logits(const std::filesystem::path& file);
+GoldenLogits golden_logits(const std::filesystem::path& file, std::int64_t layers);
 
 /// Logits of every position: the prompt in the given chunks, the rest token by token.
 std::vector<float> session_logits(const std::shared_ptr<const Model>& model,
@@ -57,6 +57,10 @@ std::vector<float> session_logits(const std::shared_ptr<const Model>& model,
 
 /// max|Δ| / max|expected|; infinite where sizes differ or a value is not finite.
 double logits_error(std::span<const float> expected, std::span<const float> actual);
+
+/// SmolLM2's file where the machine has it, else an empty path: in LCA_TEST_DATA (build/test-data),
+/// or where `make model` puts it.
+std::filesystem::path smollm2_path();
 
 /// Settings of method dense.
 Settings dense_settings();

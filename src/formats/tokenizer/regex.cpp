@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/tokenizer/unicode_additions.h"
 #include "formats/tokenizer/utf8.h"
 
 #include <pcre2.h>
@@ -208,13 +209,27 @@ class Translator {
     std::string_view name = rest_.substr(3, end - 3);
     const bool is_negated = name.starts_with('^');
     if (is_negated) name.remove_prefix(1);
-    std::string text = fmt::format("\\{}{{{}", rest_[1], is_negated ? "^" : "");
+    const bool is_complement = (rest_[1] == 'P') != is_negated;
+    std::string text = "\\p{";
 #if PCRE2_MAJOR > 10 || (PCRE2_MAJOR == 10 && PCRE2_MINOR >= 40)
     // A script, without the characters other scripts share with it.
     if (name.size() > 2) text += "sc:";
 #endif
     text += name;
-    put(text + "}", end + 1);
+    text += '}';
+    if (in_class_ && is_complement) {
+      text[1] = 'P';  // newer characters cannot be taken out here
+    } else {
+      if (name.size() == 1) additions_append(text, name[0]);
+      if (!in_class_) text = fmt::format("[{}{}]", is_complement ? "^" : "", text);
+    }
+    put(text, end + 1);
+  }
+
+  static void additions_append(std::string& text, char category) {
+    for (const CodeRange& range : unicode_additions_of(category)) {
+      text += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
+    }
   }
 
   std::string_view rest_;

@@ -24,11 +24,22 @@ constexpr const char* kLlama3Pattern =
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 /// The letters DeepSeek's first tokenizer knows: those with an upper and a lower case.
 constexpr const char* kDeepSeekLetters =
-    "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-"
-    "ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅ"
-    "ὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-"
-    "ꞎꭰ-ꮿﬀ-ﬆ"
-    "ﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+    R"(\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293)"
+    R"(\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c)"
+    R"(\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5)"
+    R"(\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77)"
+    R"(\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59)"
+    R"(\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc)"
+    R"(\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107)"
+    R"(\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139)"
+    R"(\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee)"
+    R"(\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e)"
+    R"(\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\x{10400}-\x{1044f})"
+    R"(\x{104b0}-\x{104d3}\x{104d8}-\x{104fb}\x{10c80}-\x{10cb2}\x{10cc0}-\x{10cf2})"
+    R"(\x{118a0}-\x{118df}\x{1e900}-\x{1e943}]+)";
+constexpr const char* kDeepSeekPunctuation =
+    R"(\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+)";
+constexpr const char* kDeepSeekEastAsian = R"([\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+)";
 
 SplitStep isolate(const char* pattern, const Tokenizer::State& state) {
   return {Regex(pattern, state.where), SplitBehaviour::isolated, false};
@@ -52,9 +63,9 @@ void pre_tokenizer_set(std::string_view name, Tokenizer::State& state) {
   } else if (name == "deepseek-llm") {
     steps.emplace_back(isolate("[\\r\\n]", state));
     steps.emplace_back(isolate(kDeepSeekLetters, state));
-    steps.emplace_back(isolate("\\s?[!-/:-~！-／：-～‘-‟　-。]+", state));
+    steps.emplace_back(isolate(kDeepSeekPunctuation, state));
     steps.emplace_back(isolate("\\s+$", state));
-    steps.emplace_back(isolate("[一-龥ࠀ-一가-퟿]+", state));
+    steps.emplace_back(isolate(kDeepSeekEastAsian, state));
     steps.emplace_back(DigitsStep{true});
   } else {
     fail_input(

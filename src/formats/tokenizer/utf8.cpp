@@ -1,6 +1,10 @@
 #include "formats/tokenizer/utf8.h"
 
+#include "formats/tokenizer/unicode_additions.h"
+
 #include <utf8proc.h>
+
+#include <algorithm>
 
 namespace lca {
 namespace {
@@ -96,6 +100,11 @@ bool is_white_space(std::uint32_t code) {
 bool is_numeric(std::uint32_t code) {
   if (code < 0x80) return code >= '0' && code <= '9';
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  if (category == UTF8PROC_CATEGORY_CN) {
+    return std::ranges::any_of(unicode_additions_of('N'), [&](const CodeRange& range) {
+      return code >= range.first && code <= range.last;
+    });
+  }
   return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL ||
          category == UTF8PROC_CATEGORY_NO;
 }
