@@ -227,6 +227,8 @@ void experts_read(ModelConfig& config, const JsonFields& fields) {
                        : fields.integer_if("n_shared_experts", 0, kLargest).value_or(0);
   experts.normalise = fields.boolean_if("norm_topk_prob").value_or(false);
   experts.scale = fields.number("routed_scaling_factor", 1, kSmallest);
+  // The model's own code either normalises or scales.
+  if (experts.normalise) experts.scale = 1;
 
   const JsonField* method = fields.find("topk_method");
   const std::string name =

@@ -87,9 +87,8 @@ std::string printable(const std::filesystem::path& path) { return path_printable
 SafetensorsSet SafetensorsSet::open(const std::filesystem::path& folder) {
   SafetensorsSet set;
   std::error_code ignored;
-  const std::filesystem::path index = folder / kIndex;
-  if (!std::filesystem::exists(index, ignored)) {
-    if (!std::filesystem::exists(folder / kSingle, ignored)) fail_no_weights(folder);
+  // The single file goes first, as in transformers: an index beside it is left over.
+  if (std::filesystem::exists(folder / kSingle, ignored)) {
     set.files_.push_back(Safetensors::open(folder / kSingle));
     for (const TensorInfo& tensor : set.files_[0].tensors()) {
       set.members_.push_back({&tensor, set.files_.data()});
@@ -97,6 +96,8 @@ SafetensorsSet SafetensorsSet::open(const std::filesystem::path& folder) {
     return set;
   }
 
+  const std::filesystem::path index = folder / kIndex;
+  if (!std::filesystem::exists(index, ignored)) fail_no_weights(folder);
   const MappedFile map(index);
   IndexReader reader(printable(index));
   json_read({reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()},

@@ -124,6 +124,8 @@ TEST(Checkpoint, OpensShardsByTheirIndex) {
   expect_open_fails(folder.path(), {"\"lm_head.weight\" is there twice"});
   write_file(folder / "model.safetensors.index.json", "{");
   expect_open_fails(folder.path(), {"model.safetensors.index.json: "});
+  write_file(folder / "model.safetensors", llama_weights().bytes());  // goes first
+  EXPECT_EQ(Checkpoint::open(folder.path()).tensors().size(), 3u);
 }
 
 TEST(Checkpoint, RefusesATensorOfAnotherTypeOnlyWhenAskedForIt) {
