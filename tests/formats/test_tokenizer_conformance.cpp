@@ -82,6 +82,40 @@ TEST(TokenizerConformance, MergingByScoresEqualsSentencePiece) {
   EXPECT_GE(expect_conforms(tokenizer, "sentencepiece.gguf"), 500u);
 }
 
+TEST(TokenizerConformance, EveryGgufPreTokenizerEqualsTheLibrary) {
+  const json tree = golden_json("qwen2.json");
+  std::vector<std::string> tokens;
+  std::vector<std::int64_t> types;
+  const auto put = [&](const std::string& token, std::size_t id, std::int64_t type) {
+    tokens.resize(std::max(tokens.size(), id + 1));
+    types.resize(tokens.size(), 1);
+    tokens[id] = token;
+    types[id] = type;
+  };
+  for (const auto& [token, id] : tree["model"]["vocab"].items()) {
+    put(token, id.get<std::size_t>(), 1);
+  }
+  for (const json& token : tree["added_tokens"]) {
+    put(token["content"].get<std::string>(), token["id"].get<std::size_t>(),
+        token["special"].get<bool>() ? 3 : 4);
+  }
+  std::vector<std::string> merges;
+  for (const json& pair : tree["model"]["merges"]) {
+    merges.push_back(pair[0].get<std::string>() + " " + pair[1].get<std::string>());
+  }
+  GgufTokenizer tables;
+  tables.model = "gpt2";
+  tables.tokens = {tokens.begin(), tokens.end()};
+  tables.types = types;
+  tables.merges = {merges.begin(), merges.end()};
+  for (const char* pre : {"smollm", "gpt-2", "qwen2", "llama-bpe", "deepseek-llm"}) {
+    SCOPED_TRACE(pre);
+    tables.pre = pre;
+    const Tokenizer tokenizer = Tokenizer::from_gguf(tables, "tables");
+    EXPECT_GE(expect_conforms(tokenizer, "gguf_" + tables.pre), 250u);
+  }
+}
+
 TEST(TokenizerConformance, SmolLM2FromItsGgufFileEqualsTheLibrary) {
   const auto path = test::smollm2_path();
   if (!path) GTEST_SKIP() << test::kNoTestData;

@@ -8,11 +8,14 @@
 
 tokenizers/texts.json           the texts: a string, or {"hex": …} where it is not UTF-8
 tokenizers/NAME.json            a tokenizer; VARIANT.patch.json replaces members of sentencepiece.json
+tokenizers/gguf_PRE.expected.json   for the tokens of qwen2.json in a GGUF file that names that
+                                pre-tokenizer
 tokenizers/NAME.expected.json   ids of each text; "special": ids with begin and end tokens;
                                 "plain": ids when special tokens are not looked for;
                                 "decoded": what the ids decode to, where that is not the text
 """
 
+import collections
 import json
 import os
 import pathlib
@@ -182,8 +185,12 @@ def sentencepiece():
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Sequence([normalizers.Prepend(space), normalizers.Replace(" ", space)])
     trained.pre_tokenizer = pre_tokenizers.Split(Regex("▁?[^▁]+|▁+"), "isolated")
-    trainer = trainers.BpeTrainer(vocab_size=1180, show_progress=False, limit_alphabet=190)
-    trained.train_from_iterator(PROSE + CODE + [" ".join(line.lower() for line in PROSE), " " * 64], trainer)
+    trainer = trainers.BpeTrainer(vocab_size=1180, show_progress=False)
+    corpus = PROSE + CODE + [" ".join(line.lower() for line in PROSE), " " * 64]
+    counts = collections.Counter("".join(corpus))
+    known = set(sorted(counts, key=lambda letter: (-counts[letter], letter))[:190])
+    corpus = ["".join(letter if letter in known else " " for letter in line) for line in corpus]
+    trained.train_from_iterator(corpus, trainer)
     model = json.loads(trained.to_str())["model"]
     words = ["".join(pair) for pair in model["merges"]]
     letters = sorted(token for token in model["vocab"] if len(token) == 1)
@@ -260,6 +267,55 @@ def smollm2():
                                   for token, kind in zip(tokens, types) if kind == 3])
     tokenizer.add_tokens([AddedToken(token, normalized=False)
                           for token, kind in zip(tokens, types) if kind == 4])
+    return tokenizer
+
+
+def isolated(*patterns):
+    return [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+
+
+# What the names of pre-tokenizers in GGUF files stand for: normalizer, steps, GPT-2's expression,
+# whether whole words are looked up first.
+DEEPSEEK_LETTERS = (
+    "\\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293"
+    "\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c"
+    "\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5"
+    "\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59"
+    "\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc"
+    "\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107"
+    "\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee"
+    "\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e"
+    "\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f"
+    "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943]+")
+GGUF_PRE = {
+    "smollm": (None, [pre_tokenizers.Digits(individual_digits=True)], True, False),
+    "gpt-2": (None, [], True, False),
+    "qwen2": (normalizers.NFC(), isolated(QWEN2), False, False),
+    "llama-bpe": (None, isolated(LLAMA3), False, True),
+    "deepseek-llm": (None, isolated("[\r\n]", DEEPSEEK_LETTERS,
+                                    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+                                    "\\s+$",
+                                    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+")
+                     + [pre_tokenizers.Digits(individual_digits=True)], False, False),
+}
+
+
+def gguf_pre(name):
+    normalizer, steps, use_regex, ignore_merges = GGUF_PRE[name]
+    tree = json.loads((OUT / "qwen2.json").read_text())
+    merges = [tuple(pair) for pair in tree["model"]["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab=tree["model"]["vocab"], merges=merges, ignore_merges=ignore_merges))
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        steps + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)])
+    tokenizer.decoder = decoders.ByteLevel()
+    for token in tree["added_tokens"]:
+        added = AddedToken(token["content"], normalized=False, special=token["special"])
+        (tokenizer.add_special_tokens if token["special"] else tokenizer.add_tokens)([added])
     return tokenizer
 
 
@@ -345,6 +401,8 @@ def main():
     for path in sorted(OUT.glob("*.patch.json")):
         name = path.name.removesuffix(".patch.json")
         write(f"{name}.expected.json", expected(patched(name), all_texts, every=3))
+    for name in GGUF_PRE:
+        write(f"gguf_{name}.expected.json", expected(gguf_pre(name), all_texts, every=3))
     scored = ByScores()
     write("sentencepiece.gguf.expected.json",
           {"ids": [scored.encode(raw.decode("utf-8", errors="replace")) for raw in all_texts]})

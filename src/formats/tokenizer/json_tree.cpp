@@ -13,8 +13,8 @@ constexpr std::size_t kMostValues = 500'000;
 
 const JsonTree* JsonTree::find(std::string_view name) const {
   // The last of equal names counts.
-  for (auto member = members.rbegin(); member != members.rend(); ++member) {
-    if (member->first == name) return member->second.is_null() ? nullptr : &member->second;
+  for (std::size_t i = names.size(); i-- > 0;) {
+    if (names[i] == name) return items[i].is_null() ? nullptr : &items[i];
   }
   return nullptr;
 }
@@ -28,8 +28,8 @@ JsonTree& JsonTreeReader::place() {
   if (++count_ > kMostValues) fail_input("{}: more than {} values", where_, kMostValues);
   if (stack_.empty()) return root;
   JsonTree& parent = *stack_.back();
-  if (parent.kind == JsonTree::Kind::list) return parent.items.emplace_back();
-  return parent.members.emplace_back(std::move(key_), JsonTree{}).second;
+  if (parent.kind == JsonTree::Kind::object) parent.names.push_back(std::move(key_));
+  return parent.items.emplace_back();
 }
 
 void JsonTreeReader::open(JsonTree::Kind kind) {

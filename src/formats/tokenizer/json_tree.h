@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace lca {
@@ -17,8 +16,8 @@ struct JsonTree {
   enum class Kind { scalar, object, list };
   Kind kind = Kind::scalar;
   JsonScalar scalar;
-  std::vector<std::pair<std::string, JsonTree>> members;  ///< of an object
-  std::vector<JsonTree> items;                            ///< of a list
+  std::vector<std::string> names;  ///< of an object: one an item
+  std::vector<JsonTree> items;     ///< of a list or an object
 
   bool is_null() const { return kind == Kind::scalar && scalar.kind == JsonScalar::Kind::null; }
   bool is_object() const { return kind == Kind::object; }

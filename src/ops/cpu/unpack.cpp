@@ -1,16 +1,26 @@
 // Storage types to plain numbers, block by block. The order of operations is that of ggml's
 // reference (scale × quant, then ± minimum, each rounded to float32), so that results are equal to
-// the bit. Loops have fixed lengths and no branches: the compiler vectorises them.
+// the bit; the build keeps the compiler from fusing them. Loops have fixed lengths and no branches:
+// the compiler vectorises them, once for each instruction set.
 
 #include "ops/packed.h"
+
+// The order matters.
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/unpack.cpp"
+#include "ops/cpu/simd_targets.h"
+#include <hwy/highway.h>
+// clang-format on
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 
+HWY_BEFORE_NAMESPACE();
 namespace lca {
-namespace {
+namespace HWY_NAMESPACE {
 
 using Byte = std::uint8_t;
 
@@ -203,9 +213,7 @@ void blocks_unpack(PackedType type, const Byte* source, float* out, std::int64_t
   }
 }
 
-}  // namespace
-
-void unpack_f32(PackedType type, const std::byte* source, float* out, std::int64_t values) {
+void UnpackF32(PackedType type, const std::byte* source, float* out, std::int64_t values) {
   if (values <= 0) return;
   const auto* bytes = reinterpret_cast<const Byte*>(source);
   switch (type) {
@@ -235,7 +243,7 @@ void unpack_f32(PackedType type, const std::byte* source, float* out, std::int64
   }
 }
 
-void unpack_bf16(PackedType type, const std::byte* source, bf16_bits* out, std::int64_t values) {
+void UnpackBf16(PackedType type, const std::byte* source, bf16_bits* out, std::int64_t values) {
   if (values <= 0) return;
   if (type == PackedType::bf16) {
     std::memcpy(out, source, static_cast<std::size_t>(values) * sizeof(bf16_bits));
@@ -244,11 +252,30 @@ void unpack_bf16(PackedType type, const std::byte* source, bf16_bits* out, std::
   std::array<float, kSuper> buffer;  // whole blocks of every type
   for (std::int64_t done = 0; done < values; done += kSuper) {
     const std::int64_t now = std::min<std::int64_t>(kSuper, values - done);
-    unpack_f32(type, source + packed_bytes(type, done), buffer.data(), now);
+    UnpackF32(type, source + packed_bytes(type, done), buffer.data(), now);
     for (std::int64_t i = 0; i < now; ++i) {
       out[done + i] = bf16_from_f32(buffer[static_cast<std::size_t>(i)]);
     }
   }
 }
 
+}  // namespace HWY_NAMESPACE
 }  // namespace lca
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lca {
+
+HWY_EXPORT(UnpackF32);
+HWY_EXPORT(UnpackBf16);
+
+void unpack_f32(PackedType type, const std::byte* source, float* out, std::int64_t values) {
+  HWY_DYNAMIC_DISPATCH(UnpackF32)(type, source, out, values);
+}
+
+void unpack_bf16(PackedType type, const std::byte* source, bf16_bits* out, std::int64_t values) {
+  HWY_DYNAMIC_DISPATCH(UnpackBf16)(type, source, out, values);
+}
+
+}  // namespace lca
+#endif
