@@ -57,10 +57,12 @@ void SwigluPiece(float* gate, const float* up, std::int64_t count) {
   const DF d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto one = hn::Set(d, 1.0F);
+  // Beyond this the exponential would overflow, and the gate is closed to the last bit anyway.
+  const auto most = hn::Set(d, 88.0F);
   std::int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
     const auto g = hn::LoadU(d, gate + i);
-    const auto silu = hn::Div(g, hn::Add(one, hn::Exp(d, hn::Neg(g))));
+    const auto silu = hn::Div(g, hn::Add(one, hn::Exp(d, hn::Min(hn::Neg(g), most))));
     hn::StoreU(hn::Mul(silu, hn::LoadU(d, up + i)), d, gate + i);
   }
   for (; i < count; ++i) gate[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];

@@ -1,0 +1,193 @@
+// Products with packed weights against plain loops in double precision.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "ops/elementwise.h"
+#include "ops/linear.h"
+#include "ops/matmul.h"
+
+namespace lca::test {
+namespace {
+
+std::vector<float> random_values(std::uint64_t seed, std::int64_t count) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  std::uint64_t state = seed * 2654435761u + 1;
+  for (float& value : values) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    value = static_cast<float>(static_cast<double>(state >> 40) / (1 << 23) - 1.0);
+  }
+  return values;
+}
+
+PackedMatrix matrix_of(const std::vector<float>& values, std::int64_t rows) {
+  return {reinterpret_cast<const std::byte*>(values.data()), PackedType::f32, rows,
+          static_cast<std::int64_t>(values.size()) / rows};
+}
+
+/// x·Wᵀ + bias + scale·(x·Aᵀ)·Bᵀ, in double.
+std::vector<double> expected_of(const std::vector<float>& x, const std::vector<float>& w,
+                                std::int64_t rows, std::int64_t out, std::int64_t in) {
+  std::vector<double> result(static_cast<std::size_t>(rows * out));
+  for (std::int64_t m = 0; m < rows; ++m) {
+    for (std::int64_t n = 0; n < out; ++n) {
+      double sum = 0;
+      for (std::int64_t k = 0; k < in; ++k) {
+        sum += static_cast<double>(x[static_cast<std::size_t>(m * in + k)]) *
+               w[static_cast<std::size_t>(n * in + k)];
+      }
+      result[static_cast<std::size_t>(m * out + n)] = sum;
+    }
+  }
+  return result;
+}
+
+double worst(const std::vector<double>& expected, const std::vector<float>& actual) {
+  double error = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    error = std::max(error, std::abs(expected[i] - static_cast<double>(actual[i])));
+  }
+  return error;
+}
+
+TEST(Linear, MatchesPlainLoopsForFewAndManyRows) {
+  Context context(2);
+  for (const std::int64_t in : {1, 31, 64, 576}) {
+    for (const std::int64_t out : {1, 33, 300}) {
+      const auto w = random_values(1, out * in);
+      for (const std::int64_t rows : {1, 2, 12, 13, 70}) {
+        const auto x = random_values(2, rows * in);
+        const auto expected = expected_of(x, w, rows, out, in);
+        const Linear layer{matrix_of(w, out), nullptr, {}};
+        std::vector<float> actual(expected.size(), std::numeric_limits<float>::quiet_NaN());
+        linear(context, layer, ProductType::f32, x.data(), rows, actual.data());
+        EXPECT_LE(worst(expected, actual), 1e-5 * std::sqrt(in) + 1e-6)
+            << in << " " << out << " " << rows;
+        linear(context, layer, ProductType::bf16, x.data(), rows, actual.data());
+        EXPECT_LE(worst(expected, actual), 1.2e-2 * std::sqrt(in))
+            << in << " " << out << " " << rows;
+      }
+    }
+  }
+}
+
+TEST(Linear, AddsItsBiasAndItsLoraChange) {
+  Context context(2);
+  const std::int64_t in = 48, out = 40, rank = 3;
+  const auto w = random_values(1, out * in);
+  const auto bias = random_values(2, out);
+  const auto a = random_values(3, rank * in);
+  const auto b = random_values(4, out * rank);
+  const Linear layer{matrix_of(w, out), bias.data(), {matrix_of(a, rank), matrix_of(b, out), 0.5F}};
+  for (const std::int64_t rows : {1, 20}) {
+    const auto x = random_values(5, rows * in);
+    auto expected = expected_of(x, w, rows, out, in);
+    const auto low = expected_of(x, a, rows, rank, in);
+    for (std::int64_t m = 0; m < rows; ++m) {
+      for (std::int64_t n = 0; n < out; ++n) {
+        double& value = expected[static_cast<std::size_t>(m * out + n)];
+        value += bias[static_cast<std::size_t>(n)];
+        for (std::int64_t r = 0; r < rank; ++r) {
+          value += 0.5 * low[static_cast<std::size_t>(m * rank + r)] *
+                   b[static_cast<std::size_t>(n * rank + r)];
+        }
+      }
+    }
+    std::vector<float> actual(expected.size());
+    linear(context, layer, ProductType::f32, x.data(), rows, actual.data());
+    EXPECT_LE(worst(expected, actual), 1e-4);
+  }
+}
+
+TEST(Linear, Bfloat16FactorsAreRoundedAndSumsAreNot) {
+  if (!product_bf16_is_native()) GTEST_SKIP() << "this processor has no bfloat16 products";
+  Context context(1);
+  // 1 + 2⁻¹⁰ rounds to 1; the sum of 300 ones is no bfloat16 but must come out exact.
+  const std::vector<float> w(2 * 300, 1.0F + 0x1p-10F);
+  const std::vector<float> x(20 * 300, 1.0F);
+  std::vector<float> out(20 * 2);
+  linear(context, {matrix_of(w, 2), nullptr, {}}, ProductType::bf16, x.data(), 20, out.data());
+  for (const float value : out) EXPECT_EQ(value, 300.0F);
+}
+
+TEST(ThreadsLinear, BitsDoNotDependOnTheThreads) {
+  const std::int64_t in = 96, out = 700;
+  const auto w = random_values(1, out * in);
+  for (const ProductType type : {ProductType::f32, ProductType::bf16}) {
+    for (const std::int64_t rows : {3, 40}) {
+      const auto x = random_values(2, rows * in);
+      std::vector<std::vector<float>> results;
+      for (const int threads : {1, 2, 7}) {
+        Context context(threads);
+        std::vector<float> y(static_cast<std::size_t>(rows * out));
+        linear(context, {matrix_of(w, out), nullptr, {}}, type, x.data(), rows, y.data());
+        results.push_back(y);
+      }
+      EXPECT_EQ(results[0], results[1]);
+      EXPECT_EQ(results[0], results[2]);
+    }
+  }
+}
+
+TEST(Elementwise, RmsNormDividesByTheRootMeanSquare) {
+  Context context(2);
+  const std::int64_t width = 77, rows = 5, stride = 80;
+  const auto x = random_values(1, rows * stride);
+  const auto weight = random_values(2, width);
+  std::vector<float> out(static_cast<std::size_t>(rows * width));
+  rms_norm(context, x.data(), stride, rows, width, weight.data(), 1e-2, out.data(), width);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    double mean = 0;
+    for (std::int64_t c = 0; c < width; ++c) {
+      mean += std::pow(x[static_cast<std::size_t>(r * stride + c)], 2) / static_cast<double>(width);
+    }
+    for (std::int64_t c = 0; c < width; ++c) {
+      const double expected = x[static_cast<std::size_t>(r * stride + c)] / std::sqrt(mean + 1e-2) *
+                              weight[static_cast<std::size_t>(c)];
+      EXPECT_NEAR(out[static_cast<std::size_t>(r * width + c)], expected, 1e-5);
+    }
+  }
+}
+
+TEST(Elementwise, SwigluIsSafeForLargeGates) {
+  Context context(2);
+  std::vector<float> gate{-200, -88, -1, 0, 1, 88, 200, 3, -3, 0.5F, 1e4F, -1e4F, 2, 4, 6, 8, 9};
+  const std::vector<float> before = gate;
+  const std::vector<float> up(gate.size(), 2.0F);
+  swiglu(context, gate.data(), up.data(), std::ssize(gate));
+  for (std::size_t i = 0; i < gate.size(); ++i) {
+    const double g = before[i];
+    const double expected = g < -700 ? 0 : 2 * g / (1 + std::exp(-g));
+    EXPECT_NEAR(gate[i], expected, 1e-5 * std::max(1.0, std::abs(expected))) << g;
+  }
+}
+
+TEST(Elementwise, FindsWhatIsNotFiniteInEveryType) {
+  for (int t = 0; t < kPackedTypes; ++t) {
+    const auto type = static_cast<PackedType>(t);
+    const PackedTypeInfo& info = packed_type_info(type);
+    std::vector<std::byte> bytes(4 * info.block_bytes * (info.block_values == 1 ? 64 : 1));
+    PackedMatrix matrix{bytes.data(), type, 4, info.block_values == 1 ? 64 : info.block_values};
+    EXPECT_TRUE(packed_is_finite(matrix)) << info.name;
+    // All ones in the exponent of the last block's scale (or of the last number).
+    const std::size_t last = bytes.size() - info.block_bytes;
+    const std::size_t at = type == PackedType::q6_k ? bytes.size() - 2 : last;
+    std::uint32_t bits = 0x7c00;
+    std::size_t size = 2;
+    if (type == PackedType::f32) {
+      bits = 0x7f800001;
+      size = 4;
+    } else if (type == PackedType::bf16) {
+      bits = 0xff80;
+    }
+    std::memcpy(bytes.data() + at, &bits, size);
+    EXPECT_FALSE(packed_is_finite(matrix)) << info.name;
+  }
+}
+
+}  // namespace
+}  // namespace lca::test
