@@ -9,7 +9,7 @@ set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
 
-build=(make cmake ninja-build g++ python3 libhwy-dev libdnnl-dev libpcre2-dev
+build=(make cmake ninja-build g++ python3 python3-pip libhwy-dev libdnnl-dev libpcre2-dev
        libutf8proc-dev libfmt-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libgtest-dev
        libgmock-dev)
 # libclang-rt-dev holds libFuzzer; older systems have it inside clang and lack the package.

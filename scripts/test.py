@@ -98,6 +98,7 @@ def main(presets):
     unknown = [name for name in presets if name not in PRESETS]
     if unknown:
         sys.exit(f"test: unknown preset {unknown[0]}; there are {', '.join(PRESETS)}")
+    run([sys.executable, "-B", ROOT / "scripts" / "test_data.py"])
     totals = [0, 0, 0]
     table = []
     for preset in presets:

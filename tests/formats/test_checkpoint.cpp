@@ -1,9 +1,9 @@
 #include "byte_files.h"
-#include "cached_model.h"
 #include "formats/checkpoint.h"
 #include "formats/checkpoint_json.h"
 #include "formats/gguf_names.h"
 #include "gguf_bytes.h"
+#include "support/test_data.h"
 
 namespace lca {
 namespace {
@@ -374,7 +374,7 @@ TEST(Checkpoint, PermutedRowsPairNeighbours) {
 }
 
 TEST(Checkpoint, HasEveryTensorOfTheRealModel) {
-  const auto path = test::cached_model("SmolLM2-135M-Instruct.Q4_1.gguf");
+  const auto path = test::smollm2_path();
   if (!path) GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $LCA_HOME or ~/.cache/lca";
   const Checkpoint model = Checkpoint::open(*path);
   std::size_t found = 0;

@@ -1,7 +1,7 @@
 #include "byte_files.h"
-#include "cached_model.h"
 #include "formats/gguf.h"
 #include "gguf_bytes.h"
+#include "support/test_data.h"
 
 #include <cmath>
 
@@ -307,7 +307,7 @@ TEST(GgufConfig, RefusesNumbersThatAreMissingOrWrong) {
 }
 
 TEST(GgufConfig, OfTheRealModelIsWhatItPublishes) {
-  const auto path = test::cached_model("SmolLM2-135M-Instruct.Q4_1.gguf");
+  const auto path = test::smollm2_path();
   if (!path) GTEST_SKIP() << "SmolLM2-135M-Instruct.Q4_1.gguf is not in $LCA_HOME or ~/.cache/lca";
   const Gguf file = Gguf::open(*path);
   const ModelConfig config = model_config_from_gguf(file);

@@ -16,6 +16,7 @@
 #include "formats/settings_json.h"
 #include "support/compare.h"
 #include "support/golden_model.h"
+#include "support/test_data.h"
 
 namespace lca::test {
 namespace {
@@ -25,7 +26,7 @@ namespace fs = std::filesystem;
 const fs::path kFolder = fs::path(LCA_SOURCE_DIR) / "tests/golden/models/smollm2";
 
 #define SKIP_WITHOUT_MODEL() \
-  if (smollm2_path().empty()) GTEST_SKIP() << "SmolLM2 is not here; `make model` fetches it"
+  if (!smollm2_path()) GTEST_SKIP() << kNoTestData
 
 template <typename T>
 std::vector<T> values_of(const Safetensors& file, const char* name) {
@@ -38,7 +39,7 @@ std::vector<T> values_of(const Safetensors& file, const char* name) {
 
 std::shared_ptr<const Model> smollm2(Precision precision) {
   ModelOptions options;
-  options.path = smollm2_path();
+  options.path = *smollm2_path();
   options.precision = precision;
   return Model::load(options);
 }
@@ -123,7 +124,7 @@ TEST(SmolLM2, FastPathReadsAsWellAsFloat32) {
 
 TEST(SmolLM2, TokenizesItsTextAsTheReferenceDoes) {
   SKIP_WITHOUT_MODEL();
-  const Tokenizer tokenizer = Checkpoint::open(smollm2_path()).tokenizer();
+  const Tokenizer tokenizer = Checkpoint::open(*smollm2_path()).tokenizer();
   std::ifstream stream(kFolder / "text.txt", std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(stream)), {});
   const Safetensors file = Safetensors::open(kFolder / "tokens.safetensors");

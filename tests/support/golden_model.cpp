@@ -1,10 +1,7 @@
 #include "support/golden_model.h"
 
-#include <lca/error.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -12,7 +9,6 @@
 
 #include <unistd.h>
 
-#include "engine/model_home.h"
 #include "formats/safetensors.h"
 #include "formats/settings_json.h"
 
@@ -104,19 +100,6 @@ std::vector<std::string> golden_model_names(const std::string& prefix) {
   }
   std::ranges::sort(names);
   return names;
-}
-
-fs::path smollm2_path() {
-  constexpr const char* kFile = "SmolLM2-135M-Instruct.Q4_1.gguf";
-  const char* data = std::getenv("LCA_TEST_DATA");
-  fs::path path = data != nullptr ? fs::path(data) : fs::path(LCA_SOURCE_DIR) / "build/test-data";
-  if (fs::exists(path / kFile)) return path / kFile;
-  try {
-    path = model_home();
-  } catch (const Error&) {
-    return {};
-  }
-  return fs::exists(path / kFile) ? path / kFile : fs::path();
 }
 
 Settings dense_settings() {

@@ -58,10 +58,6 @@ std::vector<float> session_logits(const std::shared_ptr<const Model>& model,
 /// max|Δ| / max|expected|; infinite where sizes differ or a value is not finite.
 double logits_error(std::span<const float> expected, std::span<const float> actual);
 
-/// SmolLM2's file where the machine has it, else an empty path: in LCA_TEST_DATA (build/test-data),
-/// or where `make model` puts it.
-std::filesystem::path smollm2_path();
-
 /// Settings of method dense.
 Settings dense_settings();
 

@@ -26,6 +26,13 @@ Lead lead_of(unsigned char byte) {
   return {};
 }
 
+/// Whether a character is of a category in a Unicode newer than utf8proc's.
+bool is_addition(std::uint32_t code, char category) {
+  return std::ranges::any_of(unicode_additions_of(category), [&](const CodeRange& range) {
+    return code >= range.first && code <= range.last;
+  });
+}
+
 }  // namespace
 
 Utf8Step utf8_step(std::string_view text) {
@@ -100,11 +107,7 @@ bool is_white_space(std::uint32_t code) {
 bool is_numeric(std::uint32_t code) {
   if (code < 0x80) return code >= '0' && code <= '9';
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
-  if (category == UTF8PROC_CATEGORY_CN) {
-    return std::ranges::any_of(unicode_additions_of('N'), [&](const CodeRange& range) {
-      return code >= range.first && code <= range.last;
-    });
-  }
+  if (category == UTF8PROC_CATEGORY_CN) return is_addition(code, 'N');
   return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL ||
          category == UTF8PROC_CATEGORY_NO;
 }
@@ -129,6 +132,8 @@ bool is_word(std::uint32_t code) {
     case UTF8PROC_CATEGORY_NL:
     case UTF8PROC_CATEGORY_PC:
       return true;
+    case UTF8PROC_CATEGORY_CN:
+      return is_addition(code, 'L') || is_addition(code, 'M');
     default:
       return false;
   }
