@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "terminal.h"
 
 #include <lca/shape.h>
 #include <lca/version.h>
@@ -117,6 +118,17 @@ std::int64_t size_parse(std::string_view flag, std::string_view text) {
   return static_cast<std::int64_t>(bytes);
 }
 
+double number_parse(std::string_view flag, std::string_view text, double minimum, double maximum) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !(value >= minimum) ||
+      !(value <= maximum)) {
+    fail_input("{} must be a number from {} to {}, not \"{}\"", flag, minimum, maximum,
+               text_printable(text));
+  }
+  return value;
+}
+
 double positive_parse(std::string_view flag, std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -168,7 +180,7 @@ int CommonFlags::threads() const {
   return 0;
 }
 
-void KnobFlags::add(CLI::App& app, MethodFlag method_flag) {
+void KnobFlags::add(CLI::App& app, MethodFlag method_flag, ScaleFlag scale_flag) {
   const std::string group = "Mechanism";
   preset_.add(app, "--preset", fmt::format("{}", fmt::join(settings_presets(), "|")),
               "settings to start from; single flags override");
@@ -179,6 +191,7 @@ void KnobFlags::add(CLI::App& app, MethodFlag method_flag) {
     knob.flag.add(app, flag_name(field.name), knob_placeholder(field), std::string(field.help));
     knob.flag.option->group(group);
   }
+  if (scale_flag == ScaleFlag::no) return;
   scale_.add(app, "--scale", "X", "softmax scale");
   scale_.option->group(group);
 }
@@ -199,6 +212,12 @@ Settings KnobFlags::apply(const Settings& base) const {
   }
   settings.validate();
   return settings;
+}
+
+std::vector<Settings> KnobFlags::apply(const std::vector<Settings>& layers) const {
+  std::vector<Settings> applied;
+  for (const Settings& base : layers) applied.push_back(apply(base));
+  return applied;
 }
 
 double KnobFlags::scale(double base) const {
@@ -241,6 +260,15 @@ nlohmann::ordered_json settings_json(const Settings& settings) {
   return json;
 }
 
+nlohmann::ordered_json settings_json(const std::vector<Settings>& layers) {
+  if (std::ranges::adjacent_find(layers, std::ranges::not_equal_to{}) == layers.end()) {
+    return layers.empty() ? nlohmann::ordered_json() : settings_json(layers.front());
+  }
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const Settings& settings : layers) list.push_back(settings_json(settings));
+  return list;
+}
+
 std::string settings_line(const Settings& settings) {
   std::vector<std::string> parts;
   for (const SettingField& field : setting_fields()) {
@@ -252,6 +280,16 @@ std::string settings_line(const Settings& settings) {
                                                    field.choices[static_cast<std::size_t>(value)]));
   }
   return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string settings_line(const std::vector<Settings>& layers) {
+  if (layers.empty()) return "";
+  const bool same = std::ranges::adjacent_find(layers, std::ranges::not_equal_to{}) == layers.end();
+  return settings_line(layers.front()) + (same ? "" : " (first layer; layers differ)");
+}
+
+void print_json(const nlohmann::ordered_json& json) {
+  print(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace lca::cli

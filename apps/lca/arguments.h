@@ -34,6 +34,9 @@ std::vector<std::int64_t> counts_parse(std::string_view flag, std::string_view t
 /// Bytes: 24GiB, 1.5MiB (×1024), 24GB (×1000), 4G (as 4GiB), or a plain number.
 std::int64_t size_parse(std::string_view flag, std::string_view text);
 
+/// A finite number from `minimum` to `maximum`.
+double number_parse(std::string_view flag, std::string_view text, double minimum, double maximum);
+
 /// A finite number above 0.
 double positive_parse(std::string_view flag, std::string_view text);
 
@@ -71,10 +74,14 @@ class CommonFlags {
 class KnobFlags {
  public:
   enum class MethodFlag { yes, no };
+  enum class ScaleFlag { yes, no };
 
-  void add(CLI::App& app, MethodFlag method_flag);
+  /// Commands that run a model have no `--scale`: it is the model's own.
+  void add(CLI::App& app, MethodFlag method_flag, ScaleFlag scale_flag = ScaleFlag::yes);
   /// `base`, or the preset where one is named, with the single flags applied.
   Settings apply(const Settings& base) const;
+  /// The same for each layer of a model.
+  std::vector<Settings> apply(const std::vector<Settings>& layers) const;
   /// The softmax scale asked for, else `base`.
   double scale(double base) const;
   /// The flags that were given, checked, for settings that come from a file.
@@ -96,7 +103,15 @@ std::string shape_names();
 /// The object of a settings file: {"method": "lca", "group": 16, …}.
 nlohmann::ordered_json settings_json(const Settings& settings);
 
+/// The same for all layers of a model: one object, or a list where they differ.
+nlohmann::ordered_json settings_json(const std::vector<Settings>& layers);
+
 /// Every setting in one line, spelled as flags would be: "group 16, window 1024, …".
 std::string settings_line(const Settings& settings);
+/// The same for all layers of a model; says so where they differ.
+std::string settings_line(const std::vector<Settings>& layers);
+
+/// Prints it as one line, whatever bytes its texts hold.
+void print_json(const nlohmann::ordered_json& json);
 
 }  // namespace lca::cli

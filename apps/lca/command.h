@@ -17,7 +17,15 @@ struct Command {
 
 Command op_attention_command(CLI::App& parent);
 Command bench_attention_command(CLI::App& parent);
+Command eval_perplexity_command(CLI::App& parent);
+Command run_command(CLI::App& parent);
+Command chat_command(CLI::App& parent);
+Command inspect_command(CLI::App& parent);
+Command tokenize_command(CLI::App& parent);
+Command logits_command(CLI::App& parent);
 Command plan_command(CLI::App& parent);
+/// `demo` alone is a conversation; its own subcommand is the next.
 Command demo_command(CLI::App& parent);
+Command demo_attention_command(CLI::App& parent);
 
 }  // namespace lca::cli

@@ -1,204 +1,143 @@
-/// `lca demo`: LCA beside dense attention as the context grows, as a table and as pictures.
+/// `lca demo`: one question about a long document, answered with LCA and with dense attention.
 
-#include "arguments.h"
 #include "command.h"
 #include "core/error.h"
-#include "core/file.h"
+#include "core/text.h"
+#include "engine/chat.h"
 #include "interrupt.h"
 #include "machine.h"
-#include "measure.h"
-#include "plot.h"
+#include "model_flags.h"
+#include "reply.h"
 #include "terminal.h"
-#include "workload.h"
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <array>
 #include <memory>
 
 namespace lca::cli {
 namespace {
 
-constexpr std::int64_t kShortest = 1024;
-constexpr const char* kPreset = "training-free";
-
 constexpr const char* kExplanation =
-    "One attention layer prefills contexts from 1K on, twice: with LCA (preset training-free "
-    "unless\n"
-    "told otherwise) and with dense attention. Inputs are synthetic, with topics, recurring words\n"
-    "and drift as text has them; no model made them, so the deviation shows the mechanism at work\n"
-    "and says nothing about answers.\n"
+    "The model reads the document twice, with LCA and with dense attention, and answers the "
+    "question\n"
+    "each time. make demo fetches the model and brings a document.\n"
     "\n"
     "Examples:\n"
-    "  lca demo\n"
-    "  lca demo --shape deepseek-v2-lite --max-length 8K\n"
-    "  lca demo --preset paper --group 8 --out condensed.svg";
+    "  lca demo --document report.txt\n"
+    "  lca demo --document report.txt --question \"What does it recommend?\"\n"
+    "  lca demo attention --max-length 8K";
+
+constexpr std::string_view kHonestly =
+    "This model was not fine-tuned for LCA. Without that, LCA keeps the gist of what lies outside "
+    "its\n"
+    "window but not exact details: names, numbers and quotations from there may be wrong or "
+    "missing.\n"
+    "An adapter trained for LCA (--adapter) is what will change that.\n";
 
 struct Flags {
-  CommonFlags common;
-  KnobFlags knobs;
-  TextFlag shape, longest, out;
+  ModelFlags model;
+  ReplyFlags reply;
+  TextFlag document, question;
 };
 
-struct Job {
-  const NamedShape& model;
-  LayerSpec lca;
-  LayerSpec dense;
-  std::vector<std::int64_t> lengths;
-  int threads;
-  std::string out;
+struct Answer {
+  std::string name;
+  Reply reply;
 };
 
-struct Row {
-  double lca_seconds = 0, dense_seconds = 0;
-  double lca_bytes = 0, dense_bytes = 0;
-  double deviation = 0;  // ‖lca − dense‖ / ‖dense‖ over all outputs
-};
-
-double deviation(const std::vector<float>& values, const std::vector<float>& truth) {
-  double difference = 0, size = 0;
-  for (std::size_t i = 0; i < truth.size(); ++i) {
-    const double delta = double{values[i]} - double{truth[i]};
-    difference += delta * delta;
-    size += double{truth[i]} * double{truth[i]};
-  }
-  return size > 0 ? std::sqrt(difference / size) : 0;
+SessionOptions with_method(SessionOptions options, MethodKind kind) {
+  for (Settings& settings : options.settings) settings.method = kind;
+  return options;
 }
 
-/// Seconds on some machine, for the progress bar.
-double work_estimate(const LayerSpec& spec, std::int64_t length) {
-  const double once = useful_operations(spec, length) / 100e9;
-  return 0.05 + once * repetitions(once);
+/// Reads and answers with one method, and shows the answer while it comes.
+Answer answer(const std::shared_ptr<const Model>& model, Context& context,
+              const SessionOptions& options, const Tokenizer& tokenizer,
+              std::span<const std::int32_t> prompt, const GenerateOptions& generate,
+              const std::string& name) {
+  print(fmt::format("{} answers:\n", name));
+  Session session(model, context, options);
+  TextPrinter printer;
+  Answer made{name,
+              reply_make(session, tokenizer, prompt, generate, name + " reads", std::ref(printer))};
+  printer.end_line();
+  print("\n");
+  interrupt_check();
+  return made;
 }
 
-Row measure_row(const Job& job, std::int64_t length, Progress& progress) {
-  Context context(job.threads);
-  const std::string label = length_text(length);
-  progress.step(label + " inputs", 0.05);
-  const Workload workload = Workload::text_like(context, job.lca, length);
-  const AttentionShape& shape = job.lca.shape;
-  const auto values = static_cast<std::size_t>(length * shape.heads * shape.d_value);
-  std::vector<float> condensed(values), exact(values);
-
-  Row row;
-  const auto measure = [&](const LayerSpec& spec, std::span<float> out, const char* name,
-                           double& bytes) {
-    interrupt_check();
-    progress.step(fmt::format("{} {}", label, name), work_estimate(spec, length));
-    const Prefill prefill = prefill_measure(context, spec, workload, out);
-    bytes = static_cast<double>(prefill.cache.bytes());
-    return prefill.seconds;
+std::string table_text(const Reply& lca, const Reply& dense) {
+  Table table({"", "LCA", "dense", "LCA is"});
+  const auto add = [&](const char* label, const std::string& a, const std::string& b, double factor,
+                       const char* word) {
+    table.add({label, a, b, fmt::format("{}× {}", number_text(factor), word)});
   };
-  row.lca_seconds = measure(job.lca, condensed, "lca", row.lca_bytes);
-  row.dense_seconds = measure(job.dense, exact, "dense", row.dense_bytes);
-  row.deviation = deviation(condensed, exact);
-  return row;
-}
-
-std::vector<Row> measure(const Job& job) {
-  double work = 0;
-  for (const std::int64_t length : job.lengths) {
-    work += 0.05 + work_estimate(job.lca, length) + work_estimate(job.dense, length);
-  }
-  Progress progress(work);
-  std::vector<Row> rows;
-  for (const std::int64_t length : job.lengths) {
-    rows.push_back(measure_row(job, length, progress));
-  }
-  return rows;
-}
-
-std::string table_text(const Job& job, const std::vector<Row>& rows) {
-  Table table(
-      {"tokens", "lca", "dense", "faster", "lca cache", "dense cache", "smaller", "deviation"});
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const Row& row = rows[i];
-    table.add({length_text(job.lengths[i]), seconds_text(row.lca_seconds),
-               seconds_text(row.dense_seconds),
-               number_text(row.dense_seconds / row.lca_seconds) + "×", bytes_text(row.lca_bytes),
-               bytes_text(row.dense_bytes), number_text(row.dense_bytes / row.lca_bytes) + "×",
-               fmt::format("{:.1f} %", 100 * row.deviation)});
-  }
+  const auto lca_bytes = static_cast<double>(lca.cache_bytes);
+  const auto dense_bytes = static_cast<double>(dense.cache_bytes);
+  add("first token after", seconds_text(lca.first_seconds), seconds_text(dense.first_seconds),
+      dense.first_seconds / lca.first_seconds, "as fast");
+  add("then, tokens/s", number_text(lca.decode_rate()), number_text(dense.decode_rate()),
+      lca.decode_rate() / dense.decode_rate(), "as fast");
+  add("cache", bytes_text(lca_bytes, dense_bytes), bytes_text(dense_bytes), dense_bytes / lca_bytes,
+      "smaller");
   return table.text();
 }
 
-std::vector<Panel> panels(const std::vector<Row>& rows) {
-  Panel time{"Time to read the context", {}, {}, seconds_text, 10};
-  Panel cache{"Cache to remember it", {}, {}, [](double v) { return bytes_text(v); }, 4};
-  for (const Row& row : rows) {
-    time.lca.push_back(row.lca_seconds);
-    time.dense.push_back(row.dense_seconds);
-    cache.lca.push_back(row.lca_bytes);
-    cache.dense.push_back(row.dense_bytes);
-  }
-  return {time, cache};
-}
-
-void write_file(const std::string& path, std::string_view text) {
-  const InterruptShield shield;
-  interrupt_check();
-  FileWriter writer(path);
-  writer.write(std::as_bytes(std::span(text)));
-  writer.commit();
-}
-
-void run_job(const Job& job) {
-  {
-    const InterruptShield shield;
-    const FileWriter probe(job.out);  // a bad path is found out before the work
-  }
-  interrupt_check();
-  const std::string title = fmt::format("One attention layer of {}, {} {}", job.model.name,
-                                        job.threads, job.threads == 1 ? "thread" : "threads");
-  const std::string setting = settings_line(job.lca.settings);
-  print(fmt::format("{} ({}), synthetic text-like inputs\n{}\n\n", title, machine_name(), setting));
-
-  const std::vector<Row> rows = measure(job);
-  const std::vector<Panel> drawn = panels(rows);
-  const bool colour = stdout_is_terminal();
-  print(table_text(job, rows) + "\n");
-  for (const Panel& panel : drawn) print(plot_bars(job.lengths, panel, colour) + "\n");
-
-  write_file(job.out, plot_svg("LCA beside dense attention",
-                               title + ", " + date_text().substr(0, 10), job.lengths, drawn));
-  print(
-      fmt::format("Deviation is ‖lca − dense‖ / ‖dense‖ of the outputs; the inputs are synthetic.\n"
-                  "Plot: {}\n",
-                  job.out));
+void print_heading(const ModelInfo& info, const Flags& flags, std::int64_t prompt_tokens,
+                   int threads) {
+  print(fmt::format(
+      "{}: {} million parameters, {} layers, {} {} ({})\n{}: {} tokens with the question\n"
+      "Question: {}\n\n",
+      path_printable(std::filesystem::path(info.path).filename().native()),
+      number_text(static_cast<double>(info.parameters) / 1e6), info.layers, threads,
+      threads == 1 ? "thread" : "threads", machine_name(), path_printable(flags.document.text),
+      prompt_tokens, text_printable(flags.question.text, 500)));
 }
 
 void run(const Flags& flags) {
-  const NamedShape& model = named_shape(flags.shape.text);
-  // Nothing was trained to read condensed context here, so start from what suits that.
-  Settings settings = flags.knobs.apply(settings_preset(kPreset));
-  settings.method = MethodKind::lca;
-  LayerSpec lca{model.shape, settings, DType::f32, flags.knobs.scale(model.scale)};
-  lca.validate();
-  LayerSpec dense = lca;
-  dense.settings.method = MethodKind::dense;
+  flags.model.check();
+  flags.reply.read({});
+  if (!flags.document.given()) {
+    fail_input("--document is missing; it takes a text file (make demo brings one)");
+  }
+  const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
+  const Tokenizer tokenizer = checkpoint.tokenizer();
+  const std::unique_ptr<ChatWriter> writer = chat_writer(checkpoint, tokenizer, TextFlag{});
+  const GenerateOptions generate = flags.reply.read(reply_end_tokens(checkpoint, writer.get()));
+  const std::array message = {
+      ChatMessage{ChatMessage::Role::user,
+                  text_read("--document", flags.document.text) + "\n\n" + flags.question.text}};
+  const std::vector<std::int32_t> prompt = writer->prompt(message);
 
-  const std::int64_t longest =
-      count_parse("--max-length", flags.longest.text, kShortest, std::int64_t{1} << 24);
-  std::vector<std::int64_t> lengths;
-  for (std::int64_t n = kShortest; n <= longest; n *= 2) lengths.push_back(n);
-  const double outputs = 8.0 * static_cast<double>(lengths.back()) *
-                         static_cast<double>(model.shape.heads * model.shape.d_value);
-  memory_require(1.5 * Workload::bytes_planned(model.shape, DType::f32, lengths.back()) + outputs,
-                 fmt::format("--max-length {}", length_text(lengths.back())));
-  run_job({model, lca, dense, lengths, Context(flags.common.threads()).threads(), flags.out.text});
+  const std::shared_ptr<const Model> model = flags.model.load();
+  check_ids(prompt, model->info());
+  Context context(flags.model.threads());
+  const SessionOptions lca = with_method(flags.model.session_options(*model), MethodKind::lca);
+  const SessionOptions dense = with_method(lca, MethodKind::dense);
+  const auto count = static_cast<std::int64_t>(prompt.size());
+  session_require(*model, dense, count + generate.max_tokens, context.threads(),
+                  fmt::format("{} tokens", count));
+  ContextWarning(model->info()).check(count);
+
+  print_heading(model->info(), flags, count, context.threads());
+  const Answer a = answer(model, context, lca, tokenizer, prompt, generate, "LCA");
+  const Answer b = answer(model, context, dense, tokenizer, prompt, generate, "Dense");
+  print(table_text(a.reply, b.reply) + "\n");
+  print(fmt::format("LCA here: {}\n\n{}", settings_line(lca.settings), kHonestly));
 }
 
 }  // namespace
 
 Command demo_command(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("demo", "LCA beside dense attention as the context grows");
+  CLI::App* app = parent.add_subcommand("demo", "LCA beside dense attention on a long document");
   app->footer(kExplanation);
-  flags->shape.add(*app, "--shape", shape_names(), "whose attention", "smollm2");
-  flags->longest.add(*app, "--max-length", "N", "longest context, from 1K on by doubling", "32K");
-  flags->out.add(*app, "--out", "FILE", "where the plot goes", "lca-demo.svg");
-  flags->common.add(*app);
-  flags->knobs.add(*app, KnobFlags::MethodFlag::no);
+  flags->document.add(*app, "--document", "FILE", "the text to read; - reads standard input");
+  flags->question.add(*app, "--question", "TEXT", "what to ask about it",
+                      "What is this text about? Answer in three sentences.");
+  flags->model.add_for_comparison(*app, "smollm2");
+  flags->reply.add(*app, "120");
   return {app, [flags] { run(*flags); }};
 }
 

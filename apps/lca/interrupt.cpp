@@ -1,5 +1,7 @@
 #include "interrupt.h"
 
+#include "core/file.h"
+
 #include <lca/error.h>
 
 #include <unistd.h>
@@ -11,6 +13,7 @@ namespace lca::cli {
 namespace {
 
 std::atomic<int> shields{0};
+std::atomic<int> watches{0};
 std::atomic<int> pending{0};
 std::atomic<bool> line_open{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
@@ -18,8 +21,8 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_alw
 /// A single call into a kernel may take a minute, and nothing outside a shield needs tidying up:
 /// leaving right here is both safe and what the person at the keyboard expects.
 void handle(int signal) {
-  pending = signal;
-  if (shields > 0) return;
+  const bool first = pending.exchange(signal) == 0;
+  if (shields > 0 || (watches > 0 && first)) return;
   if (line_open) {
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, "\n", 1);
   }
@@ -43,8 +46,12 @@ void interrupt_install() {
 }
 
 void interrupt_check() {
-  if (pending != 0) throw Error(ErrorKind::cancelled, "interrupted");
+  if (interrupt_pending()) throw Error(ErrorKind::cancelled, "interrupted");
 }
+
+bool interrupt_pending() { return pending != 0; }
+
+void interrupt_clear() { pending = 0; }
 
 int interrupt_exit_code() { return 128 + (pending != 0 ? pending.load() : SIGINT); }
 
@@ -52,5 +59,16 @@ void interrupt_line_open(bool open) { line_open = open; }
 
 InterruptShield::InterruptShield() { ++shields; }
 InterruptShield::~InterruptShield() { --shields; }
+
+void writable_check(const std::string& path) {
+  {
+    const InterruptShield shield;
+    const FileWriter probe(path);
+  }
+  interrupt_check();
+}
+
+InterruptWatch::InterruptWatch() { ++watches; }
+InterruptWatch::~InterruptWatch() { --watches; }
 
 }  // namespace lca::cli

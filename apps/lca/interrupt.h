@@ -1,14 +1,23 @@
 #pragma once
 /// Ctrl-C, and readers that go away.
 
+#include <string>
+
 namespace lca::cli {
 
 /// From now on Ctrl-C (and a request to terminate) ends the program at once with exit code
-/// 128 + signal, except inside an InterruptShield; a closed pipe becomes a write error.
+/// 128 + signal, except inside an InterruptShield or an InterruptWatch; a closed pipe becomes a
+/// write error.
 void interrupt_install();
 
-/// Throws Error (cancelled) where Ctrl-C was held back by a shield that is gone now.
+/// Throws Error (cancelled) where Ctrl-C was held back.
 void interrupt_check();
+
+/// Whether Ctrl-C was held back.
+bool interrupt_pending();
+
+/// Forgets it: what it was meant for has been stopped.
+void interrupt_clear();
 
 /// The exit code a held-back signal asks for.
 int interrupt_exit_code();
@@ -23,6 +32,20 @@ class InterruptShield {
   ~InterruptShield();
   InterruptShield(const InterruptShield&) = delete;
   InterruptShield& operator=(const InterruptShield&) = delete;
+};
+
+/// Finds out that a file cannot be written before the work rather than after it, and leaves no
+/// trace: the work may be interrupted at any time.
+void writable_check(const std::string& path);
+
+/// While one lives the first signal is only noted, for work that looks at `interrupt_pending` and
+/// has something left to say when it stops; the second ends the program at once.
+class InterruptWatch {
+ public:
+  InterruptWatch();
+  ~InterruptWatch();
+  InterruptWatch(const InterruptWatch&) = delete;
+  InterruptWatch& operator=(const InterruptWatch&) = delete;
 };
 
 }  // namespace lca::cli

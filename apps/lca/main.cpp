@@ -38,6 +38,7 @@ struct Program {
   CommonFlags common;
   CommonFlags op_common;
   CommonFlags bench_common;
+  CommonFlags eval_common;
   std::vector<Command> commands;
 
   Program() {
@@ -50,10 +51,29 @@ struct Program {
     app.require_subcommand(1);
     app.footer(
         "Examples:\n"
-        "  lca demo                                             LCA beside dense attention\n"
-        "  lca plan --shape deepseek-v2-lite --length 128K      how much memory a context takes\n"
-        "  lca bench attention --lengths 4K,16K                 time both on this machine\n"
+        "  lca run smollm2 -p \"Why is the sky blue?\"             ask a model\n"
+        "  lca run smollm2 --file report.txt -p \"Sum it up.\"     the same about a document\n"
+        "  lca chat smollm2                                      talk with it\n"
+        "  lca plan smollm2 --length 128K                        how much memory a context takes\n"
         "Every command explains itself: lca COMMAND --help");
+
+    commands.push_back(run_command(app));
+    commands.push_back(chat_command(app));
+    commands.push_back(demo_command(app));
+    commands.push_back(inspect_command(app));
+    commands.push_back(plan_command(app));
+    commands.push_back(tokenize_command(app));
+    commands.push_back(logits_command(app));
+
+    CLI::App* eval = app.add_subcommand("eval", "Measure how good a model is");
+    eval_common.add(*eval);
+    eval->require_subcommand(1);
+    eval->footer(
+        "Examples:\n"
+        "  lca eval perplexity smollm2 --file book.txt --length 8K\n"
+        "  lca eval perplexity smollm2 --file book.txt --length 8K --method dense --json\n"
+        "More: lca eval perplexity --help");
+    commands.push_back(eval_perplexity_command(*eval));
 
     CLI::App* op = app.add_subcommand("op", "Run one operator on tensors from a file");
     op_common.add(*op);
@@ -75,9 +95,9 @@ struct Program {
         "More: lca bench attention --help");
     commands.push_back(bench_attention_command(*bench));
 
-    commands.push_back(plan_command(app));
-    commands.push_back(demo_command(app));
-    for (CLI::App* parent : {&app, op, bench}) {
+    CLI::App* demo = app.get_subcommand("demo");
+    commands.push_back(demo_attention_command(*demo));
+    for (CLI::App* parent : {&app, eval, op, bench, demo}) {
       for (CLI::App* sub : parent->get_subcommands([](CLI::App*) { return true; })) {
         sub->group("Commands");
       }
@@ -139,7 +159,8 @@ int run(int argc, char** argv) {
     return fail(kBadInput, parse_message(app, error));
   }
   for (const Command& command : program.commands) {
-    if (command.app->parsed()) command.run();
+    const bool deepest = command.app->get_subcommands().empty();
+    if (command.app->parsed() && deepest) command.run();
   }
   interrupt_check();
   return 0;

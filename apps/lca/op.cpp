@@ -239,13 +239,6 @@ std::vector<SettingOverride> overrides_of(const Flags& flags) {
   return overrides;
 }
 
-/// Finds out that OUT cannot be written before the work rather than after it, and leaves no trace:
-/// the work may be interrupted at any time.
-void check_writable(const std::string& path) {
-  const InterruptShield shield;
-  const FileWriter probe(path);
-}
-
 void run(const Flags& flags) {
   static constexpr std::string_view kBackends[] = {"reference", "cpu", "cuda"};
   const auto backend =
@@ -256,8 +249,7 @@ void run(const Flags& flags) {
   if (flags.in.empty()) fail_input("IN is empty; it takes the path of a safetensors file");
   const int threads = flags.common.threads();
   const OpInput input = OpInput::read(flags.in, overrides_of(flags));
-  check_writable(flags.out);
-  interrupt_check();
+  writable_check(flags.out);
 
   OpOutput output(input);
   {

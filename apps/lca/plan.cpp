@@ -4,6 +4,8 @@
 #include "attention/layout.h"
 #include "command.h"
 #include "core/error.h"
+#include "core/text.h"
+#include "model_flags.h"
 #include "terminal.h"
 
 #include <lca/method.h>
@@ -18,61 +20,93 @@ namespace lca::cli {
 namespace {
 
 constexpr const char* kExamples =
-    "Counted are the cache of all layers and what attention needs beside it, one layer at a time;\n"
-    "not the weights: give --budget what they leave.\n"
+    "Counted are the cache of all layers and what attention needs beside it, one layer at a time.\n"
+    "With MODEL its weights are counted too; with --shape give --budget what they leave.\n"
     "\n"
     "Examples:\n"
+    "  lca plan smollm2 --length 128K\n"
     "  lca plan --shape deepseek-v2-lite --length 128K\n"
     "  lca plan --shape qwen-7b --length 1M --budget 24GiB --group 32\n"
     "  lca plan --shape minicpm3 --length 64K --preset paper --json";
 
 struct Flags {
+  ModelArgument model;
   CommonFlags common;
   KnobFlags knobs;
-  TextFlag shape, length, budget, dtype, chunk;
+  TextFlag shape, adapter, length, budget, dtype, chunk;
   bool json = false;
+};
+
+/// A model, or the attention of one.
+struct Subject {
+  std::string name;
+  std::string path;  // empty for a shape
+  std::vector<LayerSpec> layers;
+  std::int64_t hidden = 0;
+  std::int64_t weights = 0;  // bytes; 0 for a shape
+
+  Subject with_method(MethodKind kind) const {
+    Subject copy = *this;
+    for (LayerSpec& layer : copy.layers) layer.settings.method = kind;
+    return copy;
+  }
 };
 
 /// Bytes of one method at one length.
 struct Cost {
-  std::int64_t entries = 0;    // a layer
+  std::int64_t weights = 0;
+  std::int64_t entries = 0;    // of the layer that has most
   std::int64_t cache = 0;      // all layers
   std::int64_t workspace = 0;  // attention's scratch, and tokens of the run not yet released
   std::int64_t hidden = 0;     // hidden states of the whole prompt, where the mode keeps them
 
-  std::int64_t total() const { return cache + workspace + hidden; }
+  std::int64_t total() const { return weights + cache + workspace + hidden; }
+
+  /// Beside another layer: caches add up, all else is needed by one layer at a time.
+  void add(const Cost& layer, std::int64_t count) {
+    entries = std::max(entries, layer.entries);
+    cache += layer.cache * count;
+    workspace = std::max(workspace, layer.workspace);
+    hidden = std::max(hidden, layer.hidden);
+  }
 };
 
-struct Planner {
-  const NamedShape& model;
+/// Layers that are alike.
+struct Alike {
   LayerSpec spec;
-  std::int64_t chunk;
-  int threads;
+  std::int64_t count = 0;
+};
+
+class Planner {
+ public:
+  Planner(const Subject& subject, std::int64_t chunk, int threads)
+      : hidden_(subject.hidden), weights_(subject.weights), chunk_(chunk), threads_(threads) {
+    for (const LayerSpec& spec : subject.layers) {
+      const auto known = std::ranges::find(layers_, spec, &Alike::spec);
+      if (known != layers_.end()) {
+        ++known->count;
+      } else {
+        layers_.push_back({spec, 1});
+      }
+    }
+  }
 
   Cost cost(std::int64_t length) const {
-    const Layout layout(spec.settings);
-    const bool whole_prompt =
-        spec.settings.method == MethodKind::lca && spec.settings.summary == Summary::prompt;
-    // `prompt` mode cannot go chunk by chunk: a layer takes the whole prompt before it condenses.
-    const std::int64_t run = whole_prompt ? length : std::min(chunk, length);
-    const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(spec.dtype));
-    const std::int64_t entry_bytes = spec.shape.entry_values() * value_bytes;
-    Cost cost;
-    cost.entries = layout.groups(length) + length - layout.dropped(length);
-    cost.cache = static_cast<std::int64_t>(cache_bytes(spec, length)) * model.layers;
-    cost.workspace =
-        static_cast<std::int64_t>(attention_workspace_bytes(spec, length, run, threads)) +
-        std::min(run, layout.dropped(length)) * entry_bytes;
-    cost.hidden = whole_prompt ? length * model.hidden * value_bytes : 0;
-    return cost;
+    Cost sum;
+    sum.weights = weights_;
+    for (const Alike& alike : layers_) sum.add(layer_cost(alike.spec, length), alike.count);
+    return sum;
   }
 
   /// The most that is held on the way to `length`: a cache is largest just before it condenses.
   std::int64_t peak(std::int64_t length) const {
-    const Layout layout(spec.settings);
-    const std::int64_t groups = layout.groups(length);
-    const std::int64_t now = cost(length).total();
-    return groups == 0 ? now : std::max(now, cost(layout.group_exit(groups - 1)).total());
+    std::int64_t most = cost(length).total();
+    for (const Alike& alike : layers_) {
+      const Layout layout(alike.spec.settings);
+      const std::int64_t groups = layout.groups(length);
+      if (groups > 0) most = std::max(most, cost(layout.group_exit(groups - 1)).total());
+    }
+    return most;
   }
 
   /// The longest context that never exceeds `budget`, up to kLongestLength; 0 where none fits.
@@ -84,17 +118,51 @@ struct Planner {
     }
     return fits;
   }
+
+ private:
+  Cost layer_cost(const LayerSpec& spec, std::int64_t length) const {
+    const Layout layout(spec.settings);
+    const bool whole_prompt =
+        spec.settings.method == MethodKind::lca && spec.settings.summary == Summary::prompt;
+    // `prompt` mode cannot go chunk by chunk: a layer takes the whole prompt before it condenses.
+    const std::int64_t run = whole_prompt ? length : std::min(chunk_, length);
+    const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(spec.dtype));
+    const std::int64_t entry_bytes = spec.shape.entry_values() * value_bytes;
+    Cost cost;
+    cost.entries = layout.groups(length) + length - layout.dropped(length);
+    cost.cache = static_cast<std::int64_t>(cache_bytes(spec, length));
+    cost.workspace =
+        static_cast<std::int64_t>(attention_workspace_bytes(spec, length, run, threads_)) +
+        std::min(run, layout.dropped(length)) * entry_bytes;
+    cost.hidden = whole_prompt ? length * hidden_ * value_bytes : 0;
+    return cost;
+  }
+
+  std::vector<Alike> layers_;
+  std::int64_t hidden_;
+  std::int64_t weights_;
+  std::int64_t chunk_;
+  int threads_;
 };
 
 struct Plan {
+  const Subject& subject;
   Planner dense;
   Planner chosen;
+  std::int64_t chunk;
+  int threads;
   std::int64_t length;
   std::int64_t budget;  // 0: none given
 };
 
 std::string chosen_name(const Plan& plan) {
-  return std::string(method_for(plan.chosen.spec.settings.method).name());
+  return std::string(method_for(plan.subject.layers.front().settings.method).name());
+}
+
+std::vector<Settings> subject_settings(const Subject& subject) {
+  std::vector<Settings> settings;
+  for (const LayerSpec& layer : subject.layers) settings.push_back(layer.settings);
+  return settings;
 }
 
 std::string ratio_text(std::int64_t dense, std::int64_t chosen) {
@@ -112,7 +180,7 @@ std::string longest_text(std::int64_t length) {
 }
 
 void print_table(const Plan& plan) {
-  const NamedShape& model = plan.dense.model;
+  const Subject& subject = plan.subject;
   const Cost dense = plan.dense.cost(plan.length);
   const Cost chosen = plan.chosen.cost(plan.length);
   const std::string name = chosen_name(plan);
@@ -125,6 +193,7 @@ void print_table(const Plan& plan) {
   };
   table.add({"entries a layer", fmt::format("{}", dense.entries), fmt::format("{}", chosen.entries),
              ratio_text(dense.entries, chosen.entries)});
+  if (subject.weights > 0) add_bytes("weights", dense.weights, chosen.weights);
   add_bytes("cache, all layers", dense.cache, chosen.cache);
   add_bytes("workspace, one layer at a time", dense.workspace, chosen.workspace);
   if (chosen.hidden > 0) add_bytes("hidden states of the prompt", dense.hidden, chosen.hidden);
@@ -135,18 +204,18 @@ void print_table(const Plan& plan) {
     table.add({fmt::format("longest context in {}", bytes_text(budget)), longest_text(a),
                longest_text(b), ratio_text(a, b)});
   }
-  print(fmt::format("{}: {} layers, {} tokens, {}, {} threads\n{}\n\n{}", model.name, model.layers,
-                    length_text(plan.length), dtype_name(plan.dense.spec.dtype), plan.dense.threads,
-                    settings_line(plan.chosen.spec.settings), table.text()));
+  print(fmt::format("{}: {} layers, {} tokens, {}, {} threads\n{}\n\n{}",
+                    path_printable(subject.name), subject.layers.size(), length_text(plan.length),
+                    dtype_name(subject.layers.front().dtype), plan.threads,
+                    settings_line(subject_settings(subject)), table.text()));
 }
 
 nlohmann::ordered_json cost_json(const Planner& planner, const Plan& plan) {
   const Cost cost = planner.cost(plan.length);
-  nlohmann::ordered_json json = {{"entries_per_layer", cost.entries},
-                                 {"cache_bytes", cost.cache},
-                                 {"workspace_bytes", cost.workspace},
-                                 {"hidden_bytes", cost.hidden},
-                                 {"total_bytes", cost.total()}};
+  nlohmann::ordered_json json = {
+      {"weights_bytes", cost.weights}, {"entries_per_layer", cost.entries},
+      {"cache_bytes", cost.cache},     {"workspace_bytes", cost.workspace},
+      {"hidden_bytes", cost.hidden},   {"total_bytes", cost.total()}};
   if (plan.budget > 0) {
     json["fits"] = cost.total() <= plan.budget;
     json["longest_context"] = planner.longest(plan.budget);
@@ -154,41 +223,75 @@ nlohmann::ordered_json cost_json(const Planner& planner, const Plan& plan) {
   return json;
 }
 
-void print_json(const Plan& plan) {
-  nlohmann::ordered_json json = {{"shape", plan.dense.model.name},
-                                 {"layers", plan.dense.model.layers},
-                                 {"length", plan.length},
-                                 {"dtype", dtype_name(plan.dense.spec.dtype)},
-                                 {"threads", plan.dense.threads},
-                                 {"chunk", plan.dense.chunk},
-                                 {"settings", settings_json(plan.chosen.spec.settings)}};
+void print_plan_json(const Plan& plan) {
+  const Subject& subject = plan.subject;
+  nlohmann::ordered_json json;
+  if (subject.path.empty()) {
+    json["shape"] = subject.name;
+  } else {
+    json["model"] = subject.path;
+  }
+  json["layers"] = subject.layers.size();
+  json["length"] = plan.length;
+  json["dtype"] = dtype_name(subject.layers.front().dtype);
+  json["threads"] = plan.threads;
+  json["chunk"] = plan.chunk;
+  json["settings"] = settings_json(subject_settings(subject));
   if (plan.budget > 0) json["budget_bytes"] = plan.budget;
   json["dense"] = cost_json(plan.dense, plan);
   json[chosen_name(plan)] = cost_json(plan.chosen, plan);
   json["cache_ratio"] = static_cast<double>(plan.dense.cost(plan.length).cache) /
                         static_cast<double>(plan.chosen.cost(plan.length).cache);
-  print(json.dump() + "\n");
+  print_json(json);
+}
+
+Subject shape_subject(const Flags& flags, DType dtype) {
+  const NamedShape& model = named_shape(flags.shape.text);
+  const LayerSpec spec{model.shape, flags.knobs.apply(Settings{}), dtype,
+                       flags.knobs.scale(model.scale)};
+  spec.validate();
+  return {std::string(model.name), "",
+          std::vector<LayerSpec>(static_cast<std::size_t>(model.layers), spec), model.hidden, 0};
+}
+
+Subject model_subject(const Flags& flags, DType dtype) {
+  flags.knobs.apply(Settings{});  // a wrong flag is told before a wrong file
+  const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
+  const ModelConfig& config = checkpoint.config();
+  Subject subject{
+      checkpoint.path().filename().string(), checkpoint.path().string(), {}, config.hidden, 0};
+  const std::vector<Settings> base = settings_of(checkpoint, adapter_parse(flags.adapter.text));
+  for (const Settings& settings : flags.knobs.apply(base)) {
+    subject.layers.push_back(
+        {config.attention, settings, dtype, flags.knobs.scale(config.softmax_scale())});
+    subject.layers.back().validate();
+  }
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    subject.weights += static_cast<std::int64_t>(tensor.bytes());
+  }
+  return subject;
 }
 
 void run(const Flags& flags) {
-  if (!flags.shape.given()) {
-    fail_input("--shape is missing; it takes one of {}", shape_names());
+  if (flags.model.given() == flags.shape.given()) {
+    fail_input("give either MODEL (a folder, a .gguf file, or smollm2) or --shape {}",
+               shape_names());
   }
-  const NamedShape& model = named_shape(flags.shape.text);
-  LayerSpec spec{model.shape, flags.knobs.apply(Settings{}), DType::bf16, 0};
-  spec.dtype = dtype_parse("--dtype", flags.dtype.text);
-  spec.scale = flags.knobs.scale(model.scale);
-  spec.validate();
-  LayerSpec dense = spec;
-  dense.settings.method = MethodKind::dense;
-
+  const DType dtype = dtype_parse("--dtype", flags.dtype.text);
   const std::int64_t chunk = count_parse("--chunk", flags.chunk.text, 1);
+  const std::int64_t length = count_parse("--length", flags.length.text, 1);
+  const std::int64_t budget = flags.budget.given() ? size_parse("--budget", flags.budget.text) : 0;
   const int threads = Context(flags.common.threads()).threads();
-  const Plan plan{{model, dense, chunk, threads},
-                  {model, spec, chunk, threads},
-                  count_parse("--length", flags.length.text, 1),
-                  flags.budget.given() ? size_parse("--budget", flags.budget.text) : 0};
-  flags.json ? print_json(plan) : print_table(plan);
+  const Subject subject =
+      flags.model.given() ? model_subject(flags, dtype) : shape_subject(flags, dtype);
+  const Plan plan{subject,
+                  Planner(subject.with_method(MethodKind::dense), chunk, threads),
+                  Planner(subject, chunk, threads),
+                  chunk,
+                  threads,
+                  length,
+                  budget};
+  flags.json ? print_plan_json(plan) : print_table(plan);
 }
 
 }  // namespace
@@ -197,7 +300,9 @@ Command plan_command(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
   CLI::App* app = parent.add_subcommand("plan", "How much memory a context takes, dense and LCA");
   app->footer(kExamples);
-  flags->shape.add(*app, "--shape", shape_names(), "whose attention (required)");
+  flags->model.add(*app, ModelArgument::Need::optional);
+  flags->shape.add(*app, "--shape", shape_names(), "a published model's attention instead");
+  flags->adapter.add(*app, "--adapter", "DIR|none", "take the settings of this adapter", "none");
   flags->length.add(*app, "--length", "N", "tokens of context", "128K");
   flags->budget.add(*app, "--budget", "SIZE",
                     "memory for it; prints the longest context that fits");

@@ -67,12 +67,30 @@ void print(std::string_view text) {
   }
 }
 
+void print_note(std::string_view line) { write_stderr(fmt::format("{}\n", line)); }
+
+bool stdin_is_terminal() { return ::isatty(STDIN_FILENO) == 1; }
 bool stdout_is_terminal() { return is_terminal(STDOUT_FILENO); }
 bool stderr_is_terminal() { return is_terminal(STDERR_FILENO); }
 
 std::size_t text_width(std::string_view text) {
   return static_cast<std::size_t>(std::ranges::count_if(
       text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0u) != 0x80u; }));
+}
+
+std::string terminal_safe(std::string_view text) {
+  std::string safe;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool c1 = byte == 0xc2 && i + 1 < text.size() &&
+                    static_cast<unsigned char>(text[i + 1]) < 0xa0;  // U+0080 … U+009F
+    if (c1) {
+      ++i;
+    } else if ((byte >= 0x20 && byte != 0x7f) || byte == '\n' || byte == '\t') {
+      safe += text[i];
+    }
+  }
+  return safe;
 }
 
 std::string number_text(double value) {
@@ -144,6 +162,14 @@ void Progress::step(std::string label, double work) {
   const std::lock_guard lock(mutex_);
   finished_ += current_;
   current_ = work;
+  label_ = std::move(label);
+  step_begin_ = Clock::now();
+}
+
+void Progress::reached(double work, std::string label) {
+  const std::lock_guard lock(mutex_);
+  current_ = std::max(0.0, std::min(work - finished_, total_ - work));  // the next as the last
+  finished_ = work;
   label_ = std::move(label);
   step_begin_ = Clock::now();
 }

@@ -18,8 +18,16 @@ struct OutputClosed {};
 /// Writes to standard output at once. Throws OutputClosed, or Error where the disk is full.
 void print(std::string_view text);
 
+/// One whole line to standard error, for people; where it cannot be written it is dropped.
+void print_note(std::string_view line);
+
+bool stdin_is_terminal();
 bool stdout_is_terminal();
 bool stderr_is_terminal();
+
+/// `text` without what could move the cursor or change colours: control characters but line ends
+/// and tabs are left out. For text that others wrote.
+std::string terminal_safe(std::string_view text);
 
 /// Columns a string takes on screen: its code points, which is right for all that we print.
 std::size_t text_width(std::string_view text);
@@ -59,6 +67,8 @@ class Progress {
 
   /// The last step is over; the next is called `label` and is worth `work`.
   void step(std::string label, double work);
+  /// So much of the work is done, as the running step itself reports; it goes on as `label`.
+  void reached(double work, std::string label);
   /// Prints a line that stays, above the bar.
   void note(std::string_view line);
   /// Removes the bar.

@@ -182,6 +182,32 @@ class HeaderReader : public JsonReader {
   bool seen_metadata_ = false;
 };
 
+/// One tensor of the header.
+std::string header_tensor(std::string_view name, TensorType dtype,
+                          const std::vector<std::int64_t>& shape, std::size_t begin,
+                          std::size_t end) {
+  return fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_quote(name),
+                     tensor_type_name(dtype), fmt::join(shape, ","), begin, end);
+}
+
+/// Length and header of a file with these tensors, in the order of their data.
+void header_write(FileWriter& writer, std::vector<std::string> tensors,
+                  const Safetensors::Metadata& metadata) {
+  if (!metadata.empty()) {
+    std::vector<std::string> texts;
+    for (const auto& [key, text] : metadata) {
+      texts.push_back(fmt::format("{}:{}", json_quote(key), json_quote(text)));
+    }
+    tensors.insert(tensors.begin(),
+                   fmt::format("\"{}\":{{{}}}", kMetadataKey, fmt::join(texts, ",")));
+  }
+  std::string header = fmt::format("{{{}}}", fmt::join(tensors, ","));
+  header.resize((header.size() + 7) / 8 * 8, ' ');  // the data begins at a multiple of 8
+  const std::uint64_t length = header.size();
+  writer.write(std::as_bytes(std::span(&length, 1)));
+  writer.write(std::as_bytes(std::span(header)));
+}
+
 /// The tensor's own bytes inside `data`, checked.
 TensorInfo entry_resolve(HeaderEntry& entry, std::span<const std::byte> data,
                          const std::string& file) {
@@ -297,13 +323,6 @@ void safetensors_write(FileWriter& writer, std::span<const TensorInfo> tensors,
   });
 
   std::vector<std::string> parts;
-  if (!metadata.empty()) {
-    std::vector<std::string> texts;
-    for (const auto& [key, text] : metadata) {
-      texts.push_back(fmt::format("{}:{}", json_quote(key), json_quote(text)));
-    }
-    parts.push_back(fmt::format("\"{}\":{{{}}}", kMetadataKey, fmt::join(texts, ",")));
-  }
   std::size_t offset = 0;
   for (const TensorInfo* tensor : order) {
     if (byte_count(tensor->shape, tensor->dtype) != tensor->bytes.size()) {
@@ -311,18 +330,34 @@ void safetensors_write(FileWriter& writer, std::span<const TensorInfo> tensors,
                tensor->bytes.size(), fmt::join(tensor->shape, ","));
     }
     const std::size_t end = offset + tensor->bytes.size();
-    parts.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                                json_quote(tensor->name), tensor_type_name(tensor->dtype),
-                                fmt::join(tensor->shape, ","), offset, end));
+    parts.push_back(header_tensor(tensor->name, tensor->dtype, tensor->shape, offset, end));
     offset = end;
   }
-  std::string header = fmt::format("{{{}}}", fmt::join(parts, ","));
-  header.resize((header.size() + 7) / 8 * 8, ' ');  // the data begins at a multiple of 8
-
-  const std::uint64_t length = header.size();
-  writer.write(std::as_bytes(std::span(&length, 1)));
-  writer.write(std::as_bytes(std::span(header)));
+  header_write(writer, std::move(parts), metadata);
   for (const TensorInfo* tensor : order) writer.write(tensor->bytes);
+}
+
+SafetensorsStream::SafetensorsStream(FileWriter& writer, std::string_view name, TensorType dtype,
+                                     const std::vector<std::int64_t>& shape,
+                                     const Safetensors::Metadata& metadata)
+    : writer_(&writer), missing_(byte_count(shape, dtype).value_or(0)) {
+  if (!byte_count(shape, dtype)) {
+    fail_run("tensor \"{}\": shape [{}] is too large", text_printable(name), fmt::join(shape, ","));
+  }
+  header_write(writer, {header_tensor(name, dtype, shape, 0, missing_)}, metadata);
+}
+
+void SafetensorsStream::append(std::span<const std::byte> bytes) {
+  if (bytes.size() > missing_) {
+    fail_run("{} bytes more than the tensor holds", bytes.size() - missing_);
+  }
+  writer_->write(bytes);
+  missing_ -= bytes.size();
+}
+
+void SafetensorsStream::finish() {
+  if (missing_ > 0) fail_run("{} bytes of the tensor are missing", missing_);
+  writer_->commit();
 }
 
 }  // namespace lca

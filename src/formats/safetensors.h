@@ -77,4 +77,22 @@ class Safetensors {
 void safetensors_write(FileWriter& writer, std::span<const TensorInfo> tensors,
                        const Safetensors::Metadata& metadata = {});
 
+/// Writes a file of one tensor whose rows come one after the other, so that it never has to be in
+/// memory as a whole.
+class SafetensorsStream {
+ public:
+  /// Writes the header. `shape` is that of the whole tensor; the writer must outlive the stream.
+  SafetensorsStream(FileWriter& writer, std::string_view name, TensorType dtype,
+                    const std::vector<std::int64_t>& shape,
+                    const Safetensors::Metadata& metadata = {});
+  /// The next bytes, little-endian and row-major; throws Error where there are too many.
+  void append(std::span<const std::byte> bytes);
+  /// Commits the file; throws Error where bytes are missing.
+  void finish();
+
+ private:
+  FileWriter* writer_;
+  std::size_t missing_;
+};
+
 }  // namespace lca

@@ -45,7 +45,8 @@ bool Finished::failed_in_one_line(int expected) const {
          std::ranges::count(err, '\n') == 1 && err.back() == '\n';
 }
 
-Program::Program(const std::vector<std::string>& arguments, Output output) {
+Program::Program(const std::vector<std::string>& arguments, Output output,
+                 const std::string& input) {
   std::vector<std::string> words = {LCA_PROGRAM};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
@@ -55,7 +56,7 @@ Program::Program(const std::vector<std::string>& arguments, Output output) {
   const Pipe out, err;
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, input.c_str(), O_RDONLY, 0);
   if (output == Output::full_disk) {
     ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/full", O_WRONLY, 0);
   } else {
@@ -87,10 +88,18 @@ bool Program::wait_for_handler() {
   return false;
 }
 
+bool Program::wait_for_output() {
+  char block[4096];
+  const ssize_t count = ::read(out_, block, sizeof(block));
+  if (count > 0) early_.append(block, static_cast<std::size_t>(count));
+  return count > 0;
+}
+
 void Program::interrupt() { ::kill(pid_, SIGINT); }
 
 Finished Program::finish() {
   Finished finished;
+  finished.out = std::move(early_);
   std::array<pollfd, 2> ends = {{{out_, POLLIN, 0}, {err_, POLLIN, 0}}};
   std::array<std::string*, 2> texts = {&finished.out, &finished.err};
   while (ends[0].fd >= 0 || ends[1].fd >= 0) {

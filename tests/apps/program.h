@@ -22,17 +22,22 @@ class Program {
  public:
   enum class Output { caught, closed_pipe, full_disk };
 
-  explicit Program(const std::vector<std::string>& arguments, Output output = Output::caught);
+  /// `input` is the file that becomes its standard input.
+  explicit Program(const std::vector<std::string>& arguments, Output output = Output::caught,
+                   const std::string& input = "/dev/null");
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
   /// Waits until it has installed its handler of Ctrl-C; false where it ended before.
   bool wait_for_handler();
+  /// Waits until something came on standard output; false where it closed before.
+  bool wait_for_output();
   void interrupt();
   Finished finish();
 
  private:
+  std::string early_;  // of standard output, read already
   pid_t pid_ = -1;
   int out_ = -1, err_ = -1;
 };
@@ -41,6 +46,12 @@ class Program {
 inline Finished program_run(const std::vector<std::string>& arguments,
                             Program::Output output = Program::Output::caught) {
   return Program(arguments, output).finish();
+}
+
+/// The same with a file as its standard input.
+inline Finished program_run_with(const std::string& input,
+                                 const std::vector<std::string>& arguments) {
+  return Program(arguments, Program::Output::caught, input).finish();
 }
 
 }  // namespace lca::test

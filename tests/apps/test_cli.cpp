@@ -17,8 +17,21 @@ namespace {
 using Words = std::vector<std::string>;
 
 const std::vector<Words>& commands() {
-  static const std::vector<Words> all = {{},       {"op"},   {"op", "attention"},   {"bench"},
-                                         {"plan"}, {"demo"}, {"bench", "attention"}};
+  static const std::vector<Words> all = {{},
+                                         {"op"},
+                                         {"op", "attention"},
+                                         {"bench"},
+                                         {"bench", "attention"},
+                                         {"plan"},
+                                         {"demo"},
+                                         {"demo", "attention"},
+                                         {"run"},
+                                         {"chat"},
+                                         {"inspect"},
+                                         {"tokenize"},
+                                         {"logits"},
+                                         {"eval"},
+                                         {"eval", "perplexity"}};
   return all;
 }
 
@@ -62,7 +75,7 @@ TEST(CommandLine, EveryCommandKnowsItsVersion) {
 
 TEST(CommandLine, EveryKnobOfTheMechanismIsAFlagOfEveryCommandThatComputes) {
   for (const Words& command :
-       {Words{"op", "attention"}, {"bench", "attention"}, {"plan"}, {"demo"}}) {
+       {Words{"op", "attention"}, {"bench", "attention"}, {"plan"}, {"demo", "attention"}}) {
     const std::string help = program_run(with(command, {"--help"})).out;
     for (const SettingField& field : setting_fields()) {
       if (field.name == "method" && command.back() != "plan" && command.front() != "op") continue;
@@ -72,6 +85,23 @@ TEST(CommandLine, EveryKnobOfTheMechanismIsAFlagOfEveryCommandThatComputes) {
     }
     EXPECT_NE(help.find("--preset"), std::string::npos);
     EXPECT_NE(help.find("--scale"), std::string::npos);
+  }
+}
+
+TEST(CommandLine, EveryKnobOfTheMechanismIsAFlagOfEveryCommandThatRunsAModel) {
+  for (const Words& command :
+       {Words{"run"}, {"chat"}, {"logits"}, {"eval", "perplexity"}, {"demo"}, {"inspect"}}) {
+    const std::string help = program_run(with(command, {"--help"})).out;
+    for (const SettingField& field : setting_fields()) {
+      if (field.name == "method" && command.back() == "demo") continue;  // it compares methods
+      std::string flag = "--" + std::string(field.name);
+      std::ranges::replace(flag, '_', '-');
+      EXPECT_NE(help.find("  " + flag + " "), std::string::npos) << joined(command) << " " << flag;
+    }
+    for (const char* flag : {"--preset", "--adapter"}) {
+      EXPECT_NE(help.find(flag), std::string::npos) << joined(command) << " " << flag;
+    }
+    EXPECT_EQ(help.find("--scale"), std::string::npos) << "the scale is the model's own";
   }
 }
 
@@ -100,10 +130,14 @@ TEST(CommandLine, WhatIsWrongFitsOneLineAndExitsWithTwo) {
       {"plan", "--shape", "nonsense"},
       {"plan", "--shape"},
       {"bench", "attention", "--shape", "nonsense"},
-      {"demo", "--shape", "nonsense"},
-      {"demo", "--out", "/nowhere/plot.svg"},
-      {"demo", "--out", "/"},
-      {"demo", "--out", ""},
+      {"plan", "smollm2", "--shape", "smollm2"},
+      {"demo", "attention", "--shape", "nonsense"},
+      {"demo", "attention", "--out", "/nowhere/plot.svg"},
+      {"demo", "attention", "--out", "/"},
+      {"demo", "attention", "--out", ""},
+      {"demo", "nonsense"},
+      {"eval"},
+      {"eval", "nonsense"},
       {"--threads", "0", "plan", "--shape", "qwen-7b"},
       with(op, {"--backend", "cuda"}),
       with(op, {"--backend", "gpu"}),
@@ -115,7 +149,7 @@ TEST(CommandLine, WhatIsWrongFitsOneLineAndExitsWithTwo) {
                            "99999999999999999999999999", "1024,", "+5"}) {
     bad.push_back(with(plan, {"--length", text}));
     bad.push_back({"bench", "attention", "--lengths", text});
-    bad.push_back({"demo", "--max-length", text});
+    bad.push_back({"demo", "attention", "--max-length", text});
   }
   for (const char* text : {"0", "-1GiB", "", "GiB", "nan", "inf", "1e999GiB", "24GiBs", "1.2.3GiB",
                            "9999999999TiB", "1e3", "24 GiB"}) {

@@ -1,4 +1,5 @@
-// `lca bench attention` and `lca demo`: what they report, on contexts short enough for a test.
+// `lca bench attention` and `lca demo attention`: what they report, on contexts short enough for a
+// test.
 
 #include "apps/program.h"
 #include "formats/byte_files.h"
@@ -87,10 +88,10 @@ TEST(BenchCommand, PeopleGetTablesThatLineUp) {
   EXPECT_EQ(finished.out.find('\x1b'), std::string::npos);
 }
 
-TEST(DemoCommand, DrawsATableBarsAndAPlot) {
+TEST(DemoAttentionCommand, DrawsATableBarsAndAPlot) {
   const ScratchFolder folder;
-  const Finished finished = program_run(
-      {"demo", "--max-length", "2K", "--window", "256", "--out", (folder / "plot.svg").string()});
+  const Finished finished = program_run({"demo", "attention", "--max-length", "2K", "--window",
+                                         "256", "--out", (folder / "plot.svg").string()});
   ASSERT_EQ(finished.code, 0) << finished.err;
   EXPECT_TRUE(finished.err.empty()) << finished.err;
   for (const char* part :
@@ -106,9 +107,9 @@ TEST(DemoCommand, DrawsATableBarsAndAPlot) {
   EXPECT_EQ(folder.count(), 1u);
 }
 
-TEST(DemoCommand, CtrlCLeavesNoPlot) {
+TEST(DemoAttentionCommand, CtrlCLeavesNoPlot) {
   const ScratchFolder folder;
-  Program program({"demo", "--threads", "1", "--out", (folder / "plot.svg").string()});
+  Program program({"demo", "attention", "--threads", "1", "--out", (folder / "plot.svg").string()});
   ASSERT_TRUE(program.wait_for_handler());
   program.interrupt();
   EXPECT_EQ(program.finish().code, 130);

@@ -298,12 +298,16 @@ TEST(ConfigJson, BiasesGoWhereEachArchitectureHasThem) {
 TEST(ConfigJson, ExpertsAreChecked) {
   const ModelConfig grouped =
       parse(small("deepseek_v2", R"("topk_method":"group_limited_greedy","n_group":4,"topk_group":2,
-      "routed_scaling_factor":16,"norm_topk_prob":true,"first_k_dense_replace":9)"));
+      "routed_scaling_factor":16,"first_k_dense_replace":9)"));
   EXPECT_EQ(grouped.experts.router, Router::group_limited);
   EXPECT_EQ(grouped.experts.groups, 4);
   EXPECT_EQ(grouped.experts.top_groups, 2);
   EXPECT_EQ(grouped.experts.scale, 16);
-  EXPECT_TRUE(grouped.experts.normalise);
+  EXPECT_FALSE(grouped.experts.normalise);
+  const ModelConfig normalised =
+      parse(small("deepseek_v2", R"("routed_scaling_factor":16,"norm_topk_prob":true)"));
+  EXPECT_TRUE(normalised.experts.normalise);
+  EXPECT_EQ(normalised.experts.scale, 1);
   EXPECT_EQ(grouped.experts.dense_layers, 3);
   EXPECT_EQ(parse(small("deepseek_v2", R"("n_routed_experts":null)")).experts.count, 0);
   EXPECT_EQ(parse(small("deepseek_v2", R"("n_group":null,"topk_group":null)")).experts.groups, 1);

@@ -188,7 +188,7 @@ class Translator {
   void hexadecimal() {
     if (rest_.size() > 2 && rest_[2] == '{') {
       const std::size_t end = rest_.find('}');
-      if (end == std::string_view::npos || end > 11 || !is_hexadecimal(rest_.substr(3, end - 3))) {
+      if (end > 11 || !is_hexadecimal(rest_.substr(3, end - 3))) {
         refuse(rest_.substr(0, 12));
       }
       return take(end + 1);
@@ -203,7 +203,7 @@ class Translator {
 
   void property() {
     const std::size_t end = rest_.find('}');
-    if (rest_.size() < 4 || rest_[2] != '{' || end == std::string_view::npos || end > 40) {
+    if (rest_.size() < 4 || rest_[2] != '{' || end > 40) {
       refuse(rest_.substr(0, 4));
     }
     std::string_view name = rest_.substr(3, end - 3);

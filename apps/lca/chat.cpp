@@ -1,0 +1,187 @@
+/// `lca chat`: a conversation, turn by turn.
+
+#include "engine/chat.h"
+#include "command.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "interrupt.h"
+#include "model_flags.h"
+#include "reply.h"
+#include "terminal.h"
+
+#include <fmt/format.h>
+
+#include <iostream>
+#include <memory>
+#include <optional>
+
+namespace lca::cli {
+namespace {
+
+constexpr const char* kExamples =
+    "At the prompt: /help, /stats, /reset, /exit. Ctrl-C ends a reply, or at the prompt the "
+    "chat.\n"
+    "\n"
+    "Examples:\n"
+    "  lca chat smollm2\n"
+    "  lca chat smollm2 --system \"Answer in one sentence.\" --temperature 0.7 --seed 1\n"
+    "  printf 'Hello!\\nWho are you?\\n' | lca chat smollm2 --method dense";
+
+constexpr std::string_view kHelp =
+    "/stats   how long the conversation is and what it takes in memory\n"
+    "/reset   start over\n"
+    "/exit    leave (so does the end of input)\n"
+    "Ctrl-C   ends a reply; at the prompt it leaves\n";
+
+struct Flags {
+  ModelFlags model;
+  ReplyFlags reply;
+  TextFlag system, format;
+};
+
+/// The next line that was typed; nothing at the end of input.
+std::optional<std::string> line_read() {
+  if (stdin_is_terminal()) {
+    print("> ");
+    interrupt_line_open(true);
+  }
+  std::string line;
+  const bool read = static_cast<bool>(std::getline(std::cin, line));
+  interrupt_line_open(false);
+  if (read) return line;
+  if (stdin_is_terminal()) print("\n");
+  return std::nullopt;
+}
+
+class Chat {
+ public:
+  Chat(const Flags& flags, std::shared_ptr<const Model> model, const Tokenizer& tokenizer,
+       const ChatWriter& writer, GenerateOptions options)
+      : flags_(flags),
+        model_(std::move(model)),
+        tokenizer_(tokenizer),
+        writer_(writer),
+        options_(std::move(options)),
+        context_(flags.model.threads()),
+        session_options_(flags.model.session_options(*model_)),
+        session_(model_, context_, session_options_),
+        warning_(model_->info()) {}
+
+  void run() {
+    while (const std::optional<std::string> line = line_read()) {
+      if (line->empty()) continue;
+      if (*line == "/exit" || *line == "/quit") return;
+      if (line->starts_with("/")) {
+        command(*line);
+      } else {
+        turn(*line);
+      }
+    }
+  }
+
+ private:
+  void command(std::string_view line) {
+    if (line == "/help") {
+      print(kHelp);
+    } else if (line == "/stats") {
+      print_stats();
+    } else if (line == "/reset") {
+      session_ = Session(model_, context_, session_options_);
+      unread_.clear();
+      print_note("the conversation starts over");
+    } else {
+      print_note(fmt::format("unknown command {}; there is /help, /stats, /reset, /exit",
+                             text_printable(line)));
+    }
+  }
+
+  void print_stats() const {
+    const auto cache = static_cast<double>(session_.cache_bytes());
+    const auto dense = static_cast<double>(session_.dense_bytes());
+    print(fmt::format("{} tokens of {}; cache {}, dense would need {}\n{}\n", session_.length(),
+                      model_->info().context, bytes_text(cache), bytes_text(dense),
+                      settings_line(session_.settings())));
+  }
+
+  /// What the session has to read so that the model can answer `text`.
+  std::vector<std::int32_t> turn_ids(const std::string& text) const {
+    if (session_.length() == 0 && unread_.empty()) {
+      std::vector<ChatMessage> messages;
+      if (flags_.system.given()) {
+        messages.push_back({ChatMessage::Role::system, flags_.system.text});
+      }
+      messages.push_back({ChatMessage::Role::user, text});
+      return writer_.prompt(messages);
+    }
+    std::vector<std::int32_t> ids = unread_;
+    const std::vector<std::int32_t> next = writer_.next_turn(text, false);
+    ids.insert(ids.end(), next.begin(), next.end());
+    return ids;
+  }
+
+  void turn(const std::string& text) {
+    const std::vector<std::int32_t> ids = turn_ids(text);
+    check_ids(ids, model_->info());
+    const std::int64_t length = session_.length() + static_cast<std::int64_t>(ids.size());
+    session_require(
+        *model_, session_options_, length + options_.max_tokens, context_.threads(),
+        fmt::format("a conversation of {} tokens and {} new ones", length, options_.max_tokens));
+    warning_.check(length);
+    TextPrinter printer;
+    const Reply reply =
+        reply_make(session_, tokenizer_, ids, options_, "reading", std::ref(printer));
+    printer.end_line();
+    warning_.check(session_.length());
+    print_note(reply_summary(reply));
+    // What Ctrl-C kept from being read is read with the next turn.
+    unread_.assign(ids.begin() + reply.read_tokens, ids.end());
+    if (stdin_is_terminal()) {
+      interrupt_clear();
+    } else {
+      interrupt_check();
+    }
+  }
+
+  const Flags& flags_;
+  std::shared_ptr<const Model> model_;
+  const Tokenizer& tokenizer_;
+  const ChatWriter& writer_;
+  GenerateOptions options_;
+  Context context_;
+  SessionOptions session_options_;
+  Session session_;
+  ContextWarning warning_;
+  std::vector<std::int32_t> unread_;
+};
+
+void run(const Flags& flags) {
+  flags.model.check();
+  flags.reply.read({});
+  const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
+  const Tokenizer tokenizer = checkpoint.tokenizer();
+  const std::unique_ptr<ChatWriter> writer = chat_writer(checkpoint, tokenizer, flags.format);
+  GenerateOptions options = flags.reply.read(reply_end_tokens(checkpoint, writer.get()));
+  const std::shared_ptr<const Model> model = flags.model.load();
+  if (stdin_is_terminal()) {
+    print_note(fmt::format("{}, {} format; /help says what else there is",
+                           path_printable(checkpoint.path().filename().native()),
+                           chat_format_name(writer->format())));
+  }
+  Chat(flags, model, tokenizer, *writer, std::move(options)).run();
+}
+
+}  // namespace
+
+Command chat_command(CLI::App& parent) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* app = parent.add_subcommand("chat", "Talk with a model");
+  app->footer(kExamples);
+  flags->system.add(*app, "--system", "TEXT", "how the model is to behave");
+  flags->format.add(*app, "--chat-format", chat_format_placeholder(),
+                    "how turns are written; the model's own unless given");
+  flags->model.add(*app, "auto");
+  flags->reply.add(*app, "512");
+  return {app, [flags] { run(*flags); }};
+}
+
+}  // namespace lca::cli

@@ -1,0 +1,181 @@
+#include "model_flags.h"
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/text.h"
+#include "engine/model_home.h"
+#include "formats/adapter.h"
+#include "terminal.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <limits>
+#include <system_error>
+
+namespace lca::cli {
+namespace {
+
+constexpr double kHottest = 100;  // temperatures above are typing mistakes
+constexpr std::int64_t kLongestChunk = std::int64_t{1} << 20;
+
+std::string standard_input_read() {
+  std::string text;
+  std::array<char, 65536> block;
+  for (;;) {
+    const ssize_t count = ::read(STDIN_FILENO, block.data(), block.size());
+    if (count == 0) return text;
+    if (count > 0) {
+      text.append(block.data(), static_cast<std::size_t>(count));
+    } else if (errno != EINTR) {
+      fail_input("standard input cannot be read: {}", std::generic_category().message(errno));
+    }
+  }
+}
+
+}  // namespace
+
+void ModelArgument::add(CLI::App& app, Need need) {
+  CLI::Option* option =
+      app.add_option("MODEL", text_, "a Hugging Face folder, a .gguf file, or smollm2");
+  option->type_name("PATH|NAME");
+  if (need == Need::required) option->required();
+}
+
+void ModelArgument::add_flag(CLI::App& app, const std::string& fallback) {
+  text_ = fallback;
+  app.add_option(
+         "--model", text_,
+         fmt::format("a Hugging Face folder, a .gguf file, or a name (default {})", fallback))
+      ->type_name("PATH|NAME")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+std::filesystem::path ModelArgument::path() const {
+  if (text_.empty()) fail_input("MODEL is empty; it takes a folder, a .gguf file, or smollm2");
+  return model_resolve(text_);
+}
+
+void ModelFlags::add(CLI::App& app, const std::string& precision) {
+  model_.add(app);
+  add_common(app, precision, KnobFlags::MethodFlag::yes);
+}
+
+void ModelFlags::add_for_comparison(CLI::App& app, const std::string& model) {
+  model_.add_flag(app, model);
+  add_common(app, "auto", KnobFlags::MethodFlag::no);
+}
+
+void ModelFlags::add_common(CLI::App& app, const std::string& precision,
+                            KnobFlags::MethodFlag method_flag) {
+  adapter_.add(app, "--adapter", "DIR|none", "a PEFT LoRA folder to apply", "none");
+  precision_.add(app, "--precision", "auto|f32|bf16",
+                 "what products are computed in; auto: bf16 where the processor has it", precision);
+  chunk_.add(app, "--chunk", "N", "tokens of a prompt read together; tuned unless given");
+  common_.add(app);
+  knobs_.add(app, method_flag, KnobFlags::ScaleFlag::no);
+}
+
+void ModelFlags::check() const {
+  precision();
+  chunk();
+  threads();
+  adapter_parse(adapter_.text);
+  knobs_.apply(Settings{});
+}
+
+Precision ModelFlags::precision() const {
+  static constexpr std::string_view kNames[] = {"auto", "f32", "bf16"};
+  return static_cast<Precision>(choice_parse("--precision", precision_.text, kNames));
+}
+
+std::int64_t ModelFlags::chunk() const {
+  return chunk_.given() ? count_parse("--chunk", chunk_.text, 1, kLongestChunk) : 0;
+}
+
+std::shared_ptr<const Model> ModelFlags::load() const {
+  ModelOptions options;
+  options.path = path().string();
+  options.adapter = adapter_parse(adapter_.text);
+  options.precision = precision();
+  Progress progress(1);
+  progress.step("loading the model", 0);
+  options.progress = [&progress](double share) { progress.reached(share, "loading the model"); };
+  return Model::load(options);
+}
+
+SessionOptions ModelFlags::session_options(const Model& model) const {
+  return {knobs_.apply(model.settings()), chunk()};
+}
+
+std::string adapter_parse(std::string_view text) {
+  if (text.empty()) fail_input("--adapter is empty; it takes a folder, or none");
+  return text == "none" ? "" : std::string(text);
+}
+
+std::vector<Settings> settings_of(const Checkpoint& checkpoint, const std::string& folder) {
+  const ModelConfig& config = checkpoint.config();
+  if (!folder.empty()) {
+    const Adapter adapter = Adapter::open(folder, config.layers);
+    if (!adapter.settings().empty()) return adapter.settings();
+  }
+  if (!config.lca.empty()) return config.lca;
+  return std::vector<Settings>(static_cast<std::size_t>(config.layers),
+                               settings_preset("training-free"));
+}
+
+void ReplyFlags::add(CLI::App& app, const std::string& tokens) {
+  const std::string group = "Reply";
+  const auto add = [&](TextFlag& flag, const char* name, const char* value, const char* help,
+                       const std::string& fallback) {
+    flag.add(app, name, value, help, fallback);
+    flag.option->group(group);
+  };
+  add(tokens_, "-n,--tokens", "N", "most new tokens", tokens);
+  add(temperature_, "--temperature", "X", "0 takes the likeliest token; higher is more varied",
+      "0");
+  add(top_k_, "--top-k", "N", "pick among the N likeliest; 0: all", "0");
+  add(top_p_, "--top-p", "X", "pick among the likeliest that together reach X", "1");
+  add(min_p_, "--min-p", "X", "drop what is less likely than X times the likeliest", "0");
+  add(penalty_, "--repetition-penalty", "X", "above 1: tokens seen lately become less likely", "1");
+  add(seed_, "--seed", "N", "the same seed gives the same text", "0");
+  app.add_option("--stop", stops_, "end the reply before this text; may be repeated")
+      ->type_name("TEXT")
+      ->type_size(1)
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_flag("--ignore-eos", ignore_end_, "go on after the model's own end")->group(group);
+}
+
+GenerateOptions ReplyFlags::read(std::vector<std::int32_t> end_tokens) const {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  GenerateOptions options;
+  options.max_tokens = count_parse("-n", tokens_.text, 1);
+  options.sampling.temperature = number_parse("--temperature", temperature_.text, 0, kHottest);
+  options.sampling.top_k = count_parse("--top-k", top_k_.text, 0, kMost);
+  options.sampling.top_p = number_parse("--top-p", top_p_.text, 0, 1);
+  options.sampling.min_p = number_parse("--min-p", min_p_.text, 0, 1);
+  options.sampling.repetition_penalty =
+      number_parse("--repetition-penalty", penalty_.text, 0.01, kHottest);
+  options.sampling.seed = static_cast<std::uint64_t>(
+      count_parse("--seed", seed_.text, 0, std::numeric_limits<std::int64_t>::max() - 1));
+  options.sampling.validate();
+  for (const std::string& stop : stops_) {
+    if (stop.empty()) fail_input("--stop is empty; it takes a text that ends the reply");
+  }
+  options.stops = stops_;
+  if (!ignore_end_) options.end_tokens = std::move(end_tokens);
+  return options;
+}
+
+std::string text_read(std::string_view flag, const std::string& path) {
+  if (path.empty()) {
+    fail_input("{} is empty; it takes the path of a text, or - for standard input", flag);
+  }
+  if (path == "-") return standard_input_read();
+  const MappedFile file(path);
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+}  // namespace lca::cli

@@ -1,0 +1,89 @@
+#pragma once
+/// Flags that the commands on models share: which model, its settings, how it is loaded, and how a
+/// reply is picked. Everything typed is checked before anything is loaded.
+
+#include "arguments.h"
+#include "engine/generate.h"
+#include "formats/checkpoint.h"
+
+#include <lca/model.h>
+#include <lca/session.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lca::cli {
+
+/// MODEL, the argument every command on models begins with: a path, or a name of ours.
+class ModelArgument {
+ public:
+  enum class Need { required, optional };
+
+  void add(CLI::App& app, Need need = Need::required);
+  /// As the flag `--model`, for a command that has a model of its own choice.
+  void add_flag(CLI::App& app, const std::string& fallback);
+  bool given() const { return !text_.empty(); }
+  /// Where it lies; throws Error with what to do where it does not.
+  std::filesystem::path path() const;
+
+ private:
+  std::string text_;
+};
+
+/// MODEL, `--adapter` and every knob: what decides the settings of each layer (mechanism §6).
+class ModelFlags {
+ public:
+  /// `precision` is the default: auto, f32 or bf16.
+  void add(CLI::App& app, const std::string& precision);
+  /// For a command that compares methods, on a model of its own choice: no `--method`.
+  void add_for_comparison(CLI::App& app, const std::string& model);
+  /// Throws Error naming the first flag that is wrong.
+  void check() const;
+
+  std::filesystem::path path() const { return model_.path(); }
+  int threads() const { return common_.threads(); }
+  /// Loads it, with progress on standard error.
+  std::shared_ptr<const Model> load() const;
+  /// The model's own settings with the flags applied.
+  SessionOptions session_options(const Model& model) const;
+
+ private:
+  void add_common(CLI::App& app, const std::string& precision, KnobFlags::MethodFlag method_flag);
+  Precision precision() const;
+  std::int64_t chunk() const;
+
+  ModelArgument model_;
+  CommonFlags common_;
+  KnobFlags knobs_;
+  TextFlag adapter_, precision_, chunk_;
+};
+
+/// The folder that `--adapter` names; empty for none.
+std::string adapter_parse(std::string_view text);
+
+/// The settings a checkpoint's layers start from: its adapter's (`folder` may be empty), its own,
+/// else preset training-free.
+std::vector<Settings> settings_of(const Checkpoint& checkpoint, const std::string& folder);
+
+/// `-n`, `--stop`, `--temperature` and the others that decide how a reply is picked.
+class ReplyFlags {
+ public:
+  /// `tokens` is the default of `-n`.
+  void add(CLI::App& app, const std::string& tokens);
+  /// Checked; `end_tokens` are those of the model, dropped where `--ignore-eos` asks for it.
+  GenerateOptions read(std::vector<std::int32_t> end_tokens) const;
+
+ private:
+  TextFlag tokens_, temperature_, top_k_, top_p_, min_p_, penalty_, seed_;
+  std::vector<std::string> stops_;
+  bool ignore_end_ = false;
+};
+
+/// The whole of a file, or of standard input where `path` is "-". Messages begin with `flag`.
+std::string text_read(std::string_view flag, const std::string& path);
+
+}  // namespace lca::cli

@@ -1,0 +1,188 @@
+#include "reply.h"
+
+#include "core/error.h"
+#include "core/text.h"
+#include "interrupt.h"
+#include "machine.h"
+#include "terminal.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace lca::cli {
+namespace {
+
+double rate(double count, double seconds) { return seconds > 0 ? count / seconds : 0; }
+
+std::string rate_text(double tokens_per_second) {
+  return fmt::format("{} tokens/s", number_text(tokens_per_second));
+}
+
+bool condenses(const SessionOptions& options) {
+  return std::ranges::any_of(options.settings, [](const Settings& settings) {
+    return settings.method != MethodKind::dense;
+  });
+}
+
+}  // namespace
+
+void session_require(const Model& model, const SessionOptions& options, std::int64_t length,
+                     int threads, const std::string& what) {
+  const std::int64_t available = memory_available();
+  const SessionMemory memory = session_memory(model, options, length, threads);
+  const double bytes = static_cast<double>(memory.cache) + static_cast<double>(memory.scratch);
+  if (available < 0 || bytes <= static_cast<double>(available)) return;
+  fail_input(
+      "{} need about {} of memory beside the weights ({} of it cache) and {} are available; {}",
+      what, bytes_text(bytes), bytes_text(static_cast<double>(memory.cache)),
+      bytes_text(static_cast<double>(available)),
+      condenses(options) ? "make it shorter" : "use --method lca, or make it shorter");
+}
+
+void ContextWarning::check(std::int64_t length) {
+  if (context_ <= 0 || length <= context_ || !given_.empty()) return;
+  given_.push_back(fmt::format(
+      "{} tokens are more than the {} this model was trained for; its answers may make no sense",
+      length, context_));
+  print_note("lca: warning: " + given_.back());
+}
+
+void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info) {
+  for (const std::int32_t id : ids) {
+    if (id >= 0 && id < info.vocabulary) continue;
+    fail_input(
+        "{}: the tokenizer gives id {}, but the model knows {} tokens: they do not belong "
+        "together",
+        path_printable(info.path), id, info.vocabulary);
+  }
+}
+
+std::unique_ptr<ChatWriter> chat_writer(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                                        const TextFlag& flag) {
+  const std::string chat_template = checkpoint.chat_template();
+  const ChatFormat format =
+      flag.given()
+          ? chat_format_parse(flag.text)
+          : chat_format_detect(chat_template, architecture_name(checkpoint.config().architecture));
+  return std::make_unique<ChatWriter>(tokenizer, format, chat_template);
+}
+
+std::string chat_format_placeholder() {
+  return fmt::format("{}", fmt::join(chat_format_names(), "|"));
+}
+
+std::vector<std::int32_t> reply_end_tokens(const Checkpoint& checkpoint, const ChatWriter* writer) {
+  std::vector<std::int32_t> tokens = checkpoint.end_tokens();
+  if (writer == nullptr) return tokens;
+  tokens.insert(tokens.end(), writer->end_tokens().begin(), writer->end_tokens().end());
+  return tokens;
+}
+
+void prefill_shown(Session& session, std::span<const std::int32_t> tokens, const std::string& label,
+                   const LogitsSink& logits) {
+  {
+    const Stopwatch watch;
+    Progress progress(static_cast<double>(tokens.size()));
+    progress.step(fmt::format("{}, {} tokens", label, tokens.size()), 0);
+    const auto show = [&](PrefillProgress at) {
+      const double speed = rate(static_cast<double>(at.done), watch.seconds());
+      progress.reached(
+          static_cast<double>(at.done),
+          fmt::format("{}, {} of {} tokens, {}", label, at.done, at.total, rate_text(speed)));
+      return !interrupt_pending();
+    };
+    session.prefill(tokens, show, logits);
+  }
+  const std::span<const float> last = session.logits();
+  if (std::ranges::any_of(last, [](float value) { return std::isnan(value); })) {
+    fail_input("{}: the model computes NaN: its weights are damaged, or float32 is too narrow",
+               path_printable(session.model().info().path));
+  }
+}
+
+double Reply::prefill_rate() const {
+  return rate(static_cast<double>(read_tokens), prefill_seconds);
+}
+
+double Reply::decode_rate() const {
+  return rate(static_cast<double>(generated.tokens.size()) - 1, decode_seconds);
+}
+
+Reply reply_make(Session& session, const Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
+                 const GenerateOptions& options, const std::string& label,
+                 const std::function<void(std::string_view)>& on_text) {
+  const InterruptWatch interrupts;
+  Reply reply;
+  reply.prompt_tokens = static_cast<std::int64_t>(prompt.size());
+  const std::int64_t before = session.length();
+  const Stopwatch watch;
+  try {
+    prefill_shown(session, prompt, label);
+    reply.prefill_seconds = watch.seconds();
+    reply.generated = generate(session, tokenizer, options, [&](std::string_view text) {
+      const double now = watch.seconds();
+      if (reply.first_seconds == 0) reply.first_seconds = now;
+      reply.decode_seconds = now - reply.first_seconds;
+      on_text(text);
+      return !interrupt_pending();
+    });
+    reply.read_tokens = reply.prompt_tokens;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::cancelled) throw;
+    reply.prefill_seconds = watch.seconds();
+    reply.read_tokens = session.length() - before;
+    reply.generated.reason = StopReason::cancelled;
+  }
+  reply.cache_bytes = session.cache_bytes();
+  reply.dense_bytes = session.dense_bytes();
+  return reply;
+}
+
+std::string reply_summary(const Reply& reply) {
+  std::string line;
+  if (reply.read_tokens < reply.prompt_tokens) {
+    line = fmt::format("stopped: {} of {} tokens read", reply.read_tokens, reply.prompt_tokens);
+  } else {
+    line = fmt::format("{}{} tokens read, {} written", reply.cancelled() ? "stopped: " : "",
+                       reply.read_tokens, reply.generated.tokens.size());
+  }
+  if (reply.first_seconds > 0) {
+    line += fmt::format("; first token after {} ({})", seconds_text(reply.first_seconds),
+                        rate_text(reply.prefill_rate()));
+  }
+  if (reply.decode_rate() > 0) line += fmt::format(", then {}", rate_text(reply.decode_rate()));
+  const auto cache = static_cast<double>(reply.cache_bytes);
+  const auto dense = static_cast<double>(reply.dense_bytes);
+  line += fmt::format("; cache {}", bytes_text(cache, dense));
+  if (cache > 0 && cache < dense) {
+    line +=
+        fmt::format(", dense would need {} ({}×)", bytes_text(dense), number_text(dense / cache));
+  }
+  return line;
+}
+
+TextPrinter::TextPrinter() : terminal_(stdout_is_terminal()) {}
+
+TextPrinter::~TextPrinter() {
+  try {
+    end_line();  // an error message must not stand behind half a sentence
+  } catch (...) {
+    return;  // nobody reads any more
+  }
+}
+
+void TextPrinter::operator()(std::string_view text) {
+  if (text.empty()) return;
+  print(terminal_ ? terminal_safe(text) : std::string(text));
+  open_ = text.back() != '\n';
+}
+
+void TextPrinter::end_line() {
+  if (std::exchange(open_, false)) print("\n");
+}
+
+}  // namespace lca::cli

@@ -1,0 +1,151 @@
+/// `lca run`: one question to a model, with a document or without, and its answer.
+
+#include "command.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "engine/chat.h"
+#include "interrupt.h"
+#include "model_flags.h"
+#include "reply.h"
+#include "terminal.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <memory>
+
+namespace lca::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kExamples =
+    "Settings are those the model or its adapter was trained with, else preset training-free, "
+    "which\n"
+    "keeps the gist of what lies outside the window but not its exact details.\n"
+    "\n"
+    "Examples:\n"
+    "  lca run smollm2 -p \"Why is the sky blue?\"\n"
+    "  lca run smollm2 --file report.txt -p \"What does it recommend?\" -n 200\n"
+    "  cat report.txt | lca run smollm2 --file - -p \"Sum it up.\" --method dense --json\n"
+    "  lca run model.gguf --raw -p \"Once upon a time\" --temperature 0.8 --top-p 0.95 --seed 7";
+
+struct Flags {
+  ModelFlags model;
+  ReplyFlags reply;
+  TextFlag prompt, file, system, format;
+  bool raw = false;
+  bool json = false;
+};
+
+/// Document first, then a blank line, then the question.
+std::string message_text(const Flags& flags) {
+  std::string text = flags.file.given() ? text_read("--file", flags.file.text) : "";
+  if (!flags.prompt.given()) return text;
+  if (!text.empty()) text += text.ends_with('\n') ? "\n" : "\n\n";
+  return text + flags.prompt.text;
+}
+
+std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokenizer,
+                                     const ChatWriter* writer) {
+  const std::string text = message_text(flags);
+  if (text.empty()) fail_input("the prompt is empty: there is nothing to answer");
+  if (writer == nullptr) return tokenizer.encode(text, {.add_special = true});
+  std::vector<ChatMessage> messages;
+  if (flags.system.given()) messages.push_back({ChatMessage::Role::system, flags.system.text});
+  messages.push_back({ChatMessage::Role::user, text});
+  return writer->prompt(messages);
+}
+
+Json reply_json(const Session& session, const Reply& reply, double load_seconds,
+                const std::vector<std::string>& warnings) {
+  const auto rate = [](double value) { return value > 0 ? Json(value) : Json(); };
+  return {{"model", session.model().info().path},
+          {"prompt_tokens", reply.prompt_tokens},
+          {"text", reply.generated.text},
+          {"tokens", reply.generated.tokens.size()},
+          {"ids", reply.generated.tokens},
+          {"stop_reason", stop_reason_name(reply.generated.reason)},
+          {"load_s", load_seconds},
+          {"first_token_s", rate(reply.first_seconds)},
+          {"prefill_tokens_per_s", rate(reply.prefill_rate())},
+          {"decode_tokens_per_s", rate(reply.decode_rate())},
+          {"cache_bytes", reply.cache_bytes},
+          {"dense_cache_bytes", reply.dense_bytes},
+          {"settings", settings_json(session.settings())},
+          {"warnings", warnings}};
+}
+
+void check(const Flags& flags) {
+  flags.model.check();
+  if (!flags.prompt.given() && !flags.file.given()) {
+    fail_input(
+        "nothing to answer; give a question with -p TEXT, a document with --file DOC (- reads "
+        "standard input), or both");
+  }
+  if (flags.raw && (flags.system.given() || flags.format.given())) {
+    fail_input("--raw takes the text as it is; leave out {}",
+               flags.system.given() ? "--system" : "--chat-format");
+  }
+}
+
+void run(const Flags& flags) {
+  check(flags);
+  GenerateOptions options = flags.reply.read({});  // mistakes in flags come before slow work
+  const Stopwatch load_watch;
+  const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
+  const Tokenizer tokenizer = checkpoint.tokenizer();
+  std::unique_ptr<ChatWriter> writer;
+  if (!flags.raw) {
+    writer = chat_writer(checkpoint, tokenizer, flags.format);
+  }
+  options = flags.reply.read(reply_end_tokens(checkpoint, writer.get()));
+  double load_seconds = load_watch.seconds();
+  const std::vector<std::int32_t> prompt = prompt_ids(flags, tokenizer, writer.get());
+
+  const Stopwatch weights_watch;
+  const std::shared_ptr<const Model> model = flags.model.load();
+  load_seconds += weights_watch.seconds();
+  check_ids(prompt, model->info());
+  const auto count = static_cast<std::int64_t>(prompt.size());
+  const SessionOptions session_options = flags.model.session_options(*model);
+  Context context(flags.model.threads());
+  session_require(*model, session_options, count + options.max_tokens, context.threads(),
+                  fmt::format("a prompt of {} tokens and {} new ones", count, options.max_tokens));
+
+  ContextWarning warning(model->info());
+  warning.check(count);
+  Session session(model, context, session_options);
+  TextPrinter printer;
+  const Reply reply =
+      reply_make(session, tokenizer, prompt, options, "reading", [&](std::string_view text) {
+        if (!flags.json) printer(text);
+      });
+  printer.end_line();
+  warning.check(session.length());
+  if (flags.json) {
+    print_json(reply_json(session, reply, load_seconds, warning.given()));
+  } else {
+    print_note(reply_summary(reply));
+  }
+}
+
+}  // namespace
+
+Command run_command(CLI::App& parent) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* app = parent.add_subcommand("run", "Ask a model one question, about a document or not");
+  app->footer(kExamples);
+  flags->prompt.add(*app, "-p,--prompt", "TEXT", "the question, or what to do");
+  flags->file.add(*app, "--file", "DOC", "a text to put before it; - reads standard input");
+  flags->system.add(*app, "--system", "TEXT", "how the model is to behave");
+  flags->format.add(*app, "--chat-format", chat_format_placeholder(),
+                    "how turns are written; the model's own unless given");
+  app->add_flag("--raw", flags->raw, "no turns: the model goes on with the text as it is");
+  app->add_flag("--json", flags->json, "print JSON, at the end");
+  flags->model.add(*app, "auto");
+  flags->reply.add(*app, "256");
+  return {app, [flags] { run(*flags); }};
+}
+
+}  // namespace lca::cli

@@ -1,0 +1,42 @@
+#pragma once
+/// A checkpoint small enough to be made for every test: two layers, random weights, and a real
+/// tokenizer with a chat template. Tests break what they like before it is written.
+
+#include "formats/byte_files.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace lca::test {
+
+class TinyModel {
+ public:
+  static constexpr std::int64_t kLayers = 2, kHidden = 32, kVocabulary = 807, kContext = 256;
+
+  TinyModel();
+
+  nlohmann::ordered_json config;
+  nlohmann::ordered_json tokenizer;
+  FileBuilder weights;
+  std::string chat_template;  ///< ChatML; empty: none is written
+  /// Writes all of it to the folder, over what was there.
+  TinyModel& write();
+
+  std::string path() const { return folder_.path().string(); }
+  std::filesystem::path operator/(std::string_view name) const { return folder_ / name; }
+
+  /// Small numbers that are the same every time.
+  static std::vector<double> noise(std::int64_t count, std::uint64_t seed, double size);
+
+ private:
+  ScratchFolder folder_;
+};
+
+/// The real model's file, or empty where it was not fetched (`make model`).
+std::string smollm2_path();
+
+}  // namespace lca::test
