@@ -8,7 +8,7 @@ LCA          := build/release/bin/lca
 
 configure = cmake --preset $(1) -DLCA_WERROR=$(LCA_WERROR) >build/configure.log || { cat build/configure.log; exit 1; }
 
-.PHONY: help build test model demo bench format lint fuzz install clean
+.PHONY: help build test model demo plot bench format lint fuzz install clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -24,12 +24,15 @@ test: ## everything: tests, sanitizers, fuzzing, installation, other processors
 	@scripts/setup.sh build test
 	@LCA_WERROR=$(LCA_WERROR) scripts/test.py
 
-model: ## fetch the small model that --model smollm2 names (94 MiB, once)
+model: ## fetch the small model that the name smollm2 stands for (94 MiB, once)
 	@scripts/setup.sh build
 	@scripts/model.py
 
-demo: build ## LCA against dense attention on this machine, with a plot
-	@$(LCA) demo --out build/demo.svg
+demo: build model ## read a long document with LCA and with dense attention, and answer a question
+	@$(LCA) demo --document assets/demo/lighthouse.txt --question "$$(head -n 1 assets/demo/questions.txt)"
+
+plot: build ## LCA against dense attention on this machine over lengths: table and build/demo.svg
+	@$(LCA) demo attention --out build/demo.svg
 
 bench: build ## the table of docs/performance.md (LENGTHS=…)
 	@$(LCA) bench attention --backend cpu --shape deepseek-v2-lite --lengths $(LENGTHS) --threads 2

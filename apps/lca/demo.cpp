@@ -62,8 +62,9 @@ Answer answer(const std::shared_ptr<const Model>& model, Context& context,
   Answer made{name,
               reply_make(session, tokenizer, prompt, generate, name + " reads", std::ref(printer))};
   printer.end_line();
-  print("\n");
+  if (made.reply.cancelled()) print_note(reply_summary(made.reply));
   interrupt_check();
+  print("\n");
   return made;
 }
 
@@ -124,7 +125,9 @@ void run(const Flags& flags) {
   const Answer a = answer(model, context, lca, tokenizer, prompt, generate, "LCA");
   const Answer b = answer(model, context, dense, tokenizer, prompt, generate, "Dense");
   print(table_text(a.reply, b.reply) + "\n");
-  print(fmt::format("LCA here: {}\n\n{}", settings_line(lca.settings), kHonestly));
+  print(fmt::format("LCA here: {}\n", settings_line(lca.settings)));
+  const bool trained = flags.model.adapted() || !checkpoint.config().lca.empty();
+  if (!trained) print(fmt::format("\n{}", kHonestly));
 }
 
 }  // namespace

@@ -33,8 +33,9 @@ int fail(int code, std::string_view message) {
 }
 
 struct Program {
-  CLI::App app{"Long-context attention on a condensed KV cache (Latent-Condensed Attention).",
-               "lca"};
+  CLI::App app{
+      "Language models with long contexts on a condensed KV cache (Latent-Condensed Attention).",
+      "lca"};
   CommonFlags common;
   CommonFlags op_common;
   CommonFlags bench_common;
@@ -91,9 +92,10 @@ struct Program {
     bench->footer(
         "Examples:\n"
         "  lca bench attention --shape deepseek-v2-lite --lengths 1K,4K,16K\n"
-        "  lca bench attention --shape qwen-7b --lengths 16K --json\n"
-        "More: lca bench attention --help");
+        "  lca bench model smollm2 --lengths 1K,4K --json\n"
+        "More: lca bench attention --help, lca bench model --help");
     commands.push_back(bench_attention_command(*bench));
+    commands.push_back(bench_model_command(*bench));
 
     CLI::App* demo = app.get_subcommand("demo");
     commands.push_back(demo_attention_command(*demo));

@@ -62,6 +62,11 @@ void ModelFlags::add(CLI::App& app, const std::string& precision) {
   add_common(app, precision, KnobFlags::MethodFlag::yes);
 }
 
+void ModelFlags::add_for_methods(CLI::App& app) {
+  model_.add(app);
+  add_common(app, "auto", KnobFlags::MethodFlag::no);
+}
+
 void ModelFlags::add_for_comparison(CLI::App& app, const std::string& model) {
   model_.add_flag(app, model);
   add_common(app, "auto", KnobFlags::MethodFlag::no);

@@ -34,18 +34,25 @@ class ModelArgument {
   std::string text_;
 };
 
+/// The folder that `--adapter` names; empty for none.
+std::string adapter_parse(std::string_view text);
+
 /// MODEL, `--adapter` and every knob: what decides the settings of each layer (mechanism §6).
 class ModelFlags {
  public:
   /// `precision` is the default: auto, f32 or bf16.
   void add(CLI::App& app, const std::string& precision);
-  /// For a command that compares methods, on a model of its own choice: no `--method`.
+  /// For a command that chooses the methods itself: no `--method`.
+  void add_for_methods(CLI::App& app);
+  /// The same on a model of its own choice.
   void add_for_comparison(CLI::App& app, const std::string& model);
   /// Throws Error naming the first flag that is wrong.
   void check() const;
 
   std::filesystem::path path() const { return model_.path(); }
   int threads() const { return common_.threads(); }
+  /// Whether an adapter is applied.
+  bool adapted() const { return !adapter_parse(adapter_.text).empty(); }
   /// Loads it, with progress on standard error.
   std::shared_ptr<const Model> load() const;
   /// The model's own settings with the flags applied.
@@ -61,9 +68,6 @@ class ModelFlags {
   KnobFlags knobs_;
   TextFlag adapter_, precision_, chunk_;
 };
-
-/// The folder that `--adapter` names; empty for none.
-std::string adapter_parse(std::string_view text);
 
 /// The settings a checkpoint's layers start from: its adapter's (`folder` may be empty), its own,
 /// else preset training-free.

@@ -87,12 +87,13 @@ void prefill_shown(Session& session, std::span<const std::int32_t> tokens, const
   {
     const Stopwatch watch;
     Progress progress(static_cast<double>(tokens.size()));
-    progress.step(fmt::format("{}, {} tokens", label, tokens.size()), 0);
+    progress.step(fmt::format("{} {} tokens", label, tokens.size()), 0);
     const auto show = [&](PrefillProgress at) {
+      if (at.done == 0) return !interrupt_pending();
       const double speed = rate(static_cast<double>(at.done), watch.seconds());
       progress.reached(
           static_cast<double>(at.done),
-          fmt::format("{}, {} of {} tokens, {}", label, at.done, at.total, rate_text(speed)));
+          fmt::format("{} {} of {} tokens, {}", label, at.done, at.total, rate_text(speed)));
       return !interrupt_pending();
     };
     session.prefill(tokens, show, logits);

@@ -22,6 +22,7 @@ const std::vector<Words>& commands() {
                                          {"op", "attention"},
                                          {"bench"},
                                          {"bench", "attention"},
+                                         {"bench", "model"},
                                          {"plan"},
                                          {"demo"},
                                          {"demo", "attention"},
@@ -89,11 +90,17 @@ TEST(CommandLine, EveryKnobOfTheMechanismIsAFlagOfEveryCommandThatComputes) {
 }
 
 TEST(CommandLine, EveryKnobOfTheMechanismIsAFlagOfEveryCommandThatRunsAModel) {
-  for (const Words& command :
-       {Words{"run"}, {"chat"}, {"logits"}, {"eval", "perplexity"}, {"demo"}, {"inspect"}}) {
+  for (const Words& command : {Words{"run"},
+                               {"chat"},
+                               {"logits"},
+                               {"eval", "perplexity"},
+                               {"demo"},
+                               {"inspect"},
+                               {"bench", "model"}}) {
     const std::string help = program_run(with(command, {"--help"})).out;
     for (const SettingField& field : setting_fields()) {
-      if (field.name == "method" && command.back() == "demo") continue;  // it compares methods
+      const bool compares = command.back() == "demo" || command.back() == "model";
+      if (field.name == "method" && compares) continue;
       std::string flag = "--" + std::string(field.name);
       std::ranges::replace(flag, '_', '-');
       EXPECT_NE(help.find("  " + flag + " "), std::string::npos) << joined(command) << " " << flag;
