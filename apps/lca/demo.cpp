@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 #include <memory>
 
 namespace lca::cli {
@@ -72,7 +73,9 @@ std::string table_text(const Reply& lca, const Reply& dense) {
   Table table({"", "LCA", "dense", "LCA is"});
   const auto add = [&](const char* label, const std::string& a, const std::string& b, double factor,
                        const char* word) {
-    table.add({label, a, b, fmt::format("{}× {}", number_text(factor), word)});
+    // A reply that ended at once has no speed to compare.
+    const bool known = std::isfinite(factor) && factor > 0;
+    table.add({label, a, b, known ? fmt::format("{}× {}", number_text(factor), word) : ""});
   };
   const auto lca_bytes = static_cast<double>(lca.cache_bytes);
   const auto dense_bytes = static_cast<double>(dense.cache_bytes);

@@ -41,9 +41,11 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
       result.reason = StopReason::end_token;
       break;
     }
-    steps.decode(token);
     result.tokens.push_back(token);
-    const bool go_on = show(filter.push(decoder.push(token)));
+    // A model's vocabulary may be padded beyond its tokenizer's: such ids have no text.
+    const std::string text = token < tokenizer.size() ? decoder.push(token) : std::string();
+    const bool go_on = show(filter.push(text));
+    steps.decode(token);
     if (filter.stopped()) {
       result.reason = StopReason::stop_string;
       break;

@@ -2,6 +2,7 @@
 
 #include "apps/program.h"
 #include "apps/tiny_model.h"
+#include "support/test_data.h"
 
 #include <gtest/gtest.h>
 
@@ -340,7 +341,8 @@ TEST_F(Talking, AReaderThatGoesAwayEndsTheReply) {
 }
 
 TEST(RealModel, AnswersAndMeasuresAsItsReferenceDoes) {
-  if (smollm2_path().empty()) GTEST_SKIP() << "smollm2 is not here; make model fetches it";
+  if (!smollm2_path()) GTEST_SKIP() << kNoTestData;
+  ::setenv("LCA_HOME", smollm2_path()->parent_path().c_str(), 1);
   const Finished finished =
       program_run({"run", "smollm2", "-p", "What is the capital of France?", "-n", "16"});
   EXPECT_EQ(finished.code, 0) << finished.err;
@@ -354,6 +356,7 @@ TEST(RealModel, AnswersAndMeasuresAsItsReferenceDoes) {
   ASSERT_EQ(measured.code, 0) << measured.err;
   EXPECT_NEAR(json::parse(measured.out)["nll"].get<double>(),
               truth["lca"]["training-free window 256"]["512"].get<double>(), 2e-3);
+  ::unsetenv("LCA_HOME");
 }
 
 TEST(RealModel, ItsNameSaysWhichCommandFetchesIt) {

@@ -1,7 +1,5 @@
 #include "apps/tiny_model.h"
 
-#include "engine/model_home.h"
-
 namespace lca::test {
 namespace {
 
@@ -79,14 +77,6 @@ TinyModel& TinyModel::write() {
   if (!chat_template.empty()) settings["chat_template"] = chat_template;
   write_file(folder_ / "tokenizer_config.json", settings.dump());
   return *this;
-}
-
-std::string smollm2_path() {
-  try {
-    return model_resolve("smollm2").string();
-  } catch (const Error&) {
-    return "";
-  }
 }
 
 }  // namespace lca::test

@@ -36,7 +36,4 @@ class TinyModel {
   ScratchFolder folder_;
 };
 
-/// The real model's file, or empty where it was not fetched (`make model`).
-std::string smollm2_path();
-
 }  // namespace lca::test

@@ -139,6 +139,15 @@ class Generate : public ::testing::Test {
   int cancel_at = -1;
 };
 
+TEST_F(Generate, TokensBeyondTheTokenizerHaveNoText) {
+  Script script("ab");
+  script.then(5000).then('c').then(kEnd);
+  const Generated result = run(script, {.end_tokens = {kEnd}});
+  EXPECT_EQ(result.text, "abc");
+  EXPECT_EQ(result.tokens.size(), 4U);
+  EXPECT_EQ(script.taken, result.tokens);
+}
+
 TEST_F(Generate, StopsAtTheEndTokenAndDoesNotTakeIt) {
   Script script("Hello");
   script.then(kEnd);
