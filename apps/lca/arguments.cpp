@@ -216,6 +216,7 @@ Settings KnobFlags::apply(const Settings& base) const {
 
 std::vector<Settings> KnobFlags::apply(const std::vector<Settings>& layers) const {
   std::vector<Settings> applied;
+  applied.reserve(layers.size());
   for (const Settings& base : layers) applied.push_back(apply(base));
   return applied;
 }

@@ -103,8 +103,11 @@ class TemplateReader : public KeyReader {
       return;
     }
     if (depth() != 3 || value.kind != JsonScalar::Kind::text) fail(value.describe());
-    if (field_ == "name") name_ = std::move(value.text);
-    if (field_ == "template") text_ = std::move(value.text);
+    if (field_ == "name") {
+      name_ = std::move(value.text);
+    } else if (field_ == "template") {
+      text_ = std::move(value.text);
+    }
   }
 
  private:

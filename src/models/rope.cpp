@@ -26,7 +26,7 @@ void yarn_stretch(std::vector<double>& frequencies, const RopeConfig& config) {
   const auto width = static_cast<double>(config.width);
   // The pair that turns `turns` times over the original length.
   const auto pair_of = [&](double turns) {
-    const double length = static_cast<double>(config.original_length);
+    const auto length = static_cast<double>(config.original_length);
     return width * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(config.base));
   };
   double low = pair_of(config.beta_fast);
