@@ -9,6 +9,30 @@
 #include <vector>
 
 namespace lca {
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Looks for `ready` a little while before the caller goes to sleep, which costs more than a short
+/// job: first keeping the core, then letting others have it.
+template <typename Ready>
+void poll(const Ready& ready) {
+  constexpr int kSpins = 2000;
+  constexpr int kYields = 1000;
+  for (int i = 0; i < kSpins; ++i) {
+    if (ready()) return;
+    relax();
+  }
+  for (int i = 0; i < kYields && !ready(); ++i) std::this_thread::yield();
+}
+
+}  // namespace
 
 struct ThreadPool::State {
   std::mutex mutex;
@@ -16,9 +40,13 @@ struct ThreadPool::State {
   std::condition_variable done;
   std::vector<std::thread> workers;
 
-  // One job at a time. `job` counts jobs so that a sleeping worker knows a new one from the last.
+  // One job at a time. `job` counts jobs so that a sleeping worker knows a new one from the last. A
+  // worker enters (`inside`) before it looks whether the job is still `open`; the caller closes it
+  // when no task is left and waits for those inside. Who wakes up late therefore holds nobody up,
+  // and the fields below never change while somebody may read them.
   std::atomic<std::uint64_t> job{0};
-  std::atomic<int> running{0};
+  std::atomic<bool> open{false};
+  std::atomic<int> inside{0};
   std::atomic<std::int64_t> next{0};
   std::int64_t count = 0;
   Call call = nullptr;
@@ -41,22 +69,18 @@ struct ThreadPool::State {
   }
 
   void worker_loop(int worker) {
-    // A decode step is a handful of short jobs in a row: look for the next one a little while
-    // before going to sleep, which costs more than the job.
-    constexpr int kPolls = 2000;
     std::uint64_t seen = 0;
     for (;;) {
-      for (int poll = 0; poll < kPolls && job.load(std::memory_order_acquire) == seen; ++poll) {
-        std::this_thread::yield();
-      }
+      poll([&] { return job.load(std::memory_order_acquire) != seen; });
       {
         std::unique_lock lock(mutex);
         wake.wait(lock, [&] { return stop || job.load(std::memory_order_relaxed) != seen; });
         if (stop) return;
         seen = job.load(std::memory_order_relaxed);
       }
-      work(worker);
-      if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      inside.fetch_add(1);
+      if (open.load()) work(worker);
+      if (inside.fetch_sub(1) == 1) {
         const std::lock_guard lock(mutex);
         done.notify_one();
       }
@@ -96,15 +120,17 @@ void ThreadPool::run_erased(std::int64_t count, Call call, void* self) {
     state.self = self;
     state.error = nullptr;
     state.next.store(0, std::memory_order_relaxed);
-    state.running.store(static_cast<int>(state.workers.size()), std::memory_order_relaxed);
+    state.open.store(true);
     state.job.fetch_add(1, std::memory_order_release);
   }
   state.wake.notify_all();
   state.work(0);
+  state.open.store(false);
+  poll([&] { return state.inside.load() == 0; });
   std::exception_ptr error;
   {
     std::unique_lock lock(state.mutex);
-    state.done.wait(lock, [&] { return state.running.load(std::memory_order_acquire) == 0; });
+    state.done.wait(lock, [&] { return state.inside.load() == 0; });
     error = std::exchange(state.error, nullptr);
   }
   if (error) std::rethrow_exception(error);
