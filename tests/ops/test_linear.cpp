@@ -10,6 +10,7 @@
 #include "ops/elementwise.h"
 #include "ops/linear.h"
 #include "ops/matmul.h"
+#include "ops/packed_dot.h"
 
 namespace lca::test {
 namespace {
@@ -112,6 +113,49 @@ TEST(Linear, Bfloat16FactorsAreRoundedAndSumsAreNot) {
   std::vector<float> out(20 * 2);
   linear(context, {matrix_of(w, 2), nullptr, {}}, ProductType::bf16, x.data(), 20, out.data());
   for (const float value : out) EXPECT_EQ(value, 300.0F);
+}
+
+TEST(Linear, FewRowsOnPackedBlocksStayCloseToUnpackedOnes) {
+  Context context(2);
+  int checked = 0;
+  for (int t = 0; t < kPackedTypes; ++t) {
+    const auto type = static_cast<PackedType>(t);
+    if (!packed_dot_supported(type)) continue;
+    const PackedTypeInfo& info = packed_type_info(type);
+    const std::int64_t in = 768, out = 45;
+    // Any bytes are weights, but for the scales, which must be sane half-precision numbers.
+    std::vector<std::byte> bytes(packed_bytes(type, out * in));
+    std::uint64_t state = static_cast<std::uint64_t>(t) + 1;
+    for (std::byte& byte : bytes) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      byte = static_cast<std::byte>(state >> 56);
+    }
+    for (std::size_t at = 0; at < bytes.size(); at += info.block_bytes) {
+      const std::uint16_t scale = 0x2400, minimum = 0xa000;
+      const bool last = type == PackedType::q6_k;
+      std::memcpy(bytes.data() + at + (last ? info.block_bytes - 2 : 0), &scale, 2);
+      const bool two = type == PackedType::q4_1 || type == PackedType::q5_1 ||
+                       type == PackedType::q4_k || type == PackedType::q5_k;
+      if (two) std::memcpy(bytes.data() + at + 2, &minimum, 2);
+    }
+    const PackedMatrix matrix{bytes.data(), type, out, in};
+    std::vector<float> w(static_cast<std::size_t>(out * in));
+    unpack_f32(type, bytes.data(), w.data(), out * in);
+    double norm = 0;
+    for (const float value : w) norm += value * value / static_cast<double>(w.size());
+    for (const std::int64_t rows : {1, 2, 3, 4, 7, 12}) {
+      const auto x = random_values(9, rows * in);
+      const auto expected = expected_of(x, w, rows, out, in);
+      std::vector<float> actual(expected.size(), std::numeric_limits<float>::quiet_NaN());
+      linear(context, {matrix, nullptr, {}}, ProductType::bf16, x.data(), rows, actual.data());
+      // Each activation is off by at most 1/254 of its block's largest; errors add up as noise.
+      EXPECT_LE(worst(expected, actual), 5 * std::sqrt(norm * in) / 254 / std::sqrt(3))
+          << info.name;
+      EXPECT_GT(worst(expected, actual), 0) << info.name;
+    }
+    ++checked;
+  }
+  if (checked == 0) GTEST_SKIP() << "this processor has no 8-bit dot products";
 }
 
 TEST(ThreadsLinear, BitsDoNotDependOnTheThreads) {

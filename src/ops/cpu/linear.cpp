@@ -1,7 +1,8 @@
 // Many rows: panels of the weight are unpacked (to bfloat16 or float32) and multiplied by oneDNN,
-// one panel a task. Few rows, as in decoding: each weight row is unpacked once and dotted with
-// every activation row. A panel's size depends on the shape alone, so results do not depend on the
-// number of threads.
+// one panel a task. Few rows, as in decoding, run on the packed blocks where the processor can (the
+// bf16 path alone: it rounds activations to 8 bits); else each weight row is unpacked once and
+// dotted with every activation row. A panel's size depends on the shape alone, so results do not
+// depend on the number of threads.
 
 #include "ops/linear.h"
 
@@ -20,6 +21,7 @@
 #include "core/workspace.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
+#include "ops/packed_dot.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca {
@@ -71,16 +73,29 @@ std::int64_t panel_rows(std::int64_t out) {
   return std::clamp<std::int64_t>((out / 8 + 31) / 32 * 32, 32, 256);
 }
 
+/// Whether few rows are multiplied on the packed blocks, with activations in 8 bits.
+bool runs_packed(const PackedMatrix& weight, ProductType type) {
+  return type == ProductType::bf16 && packed_dot_supported(weight.type);
+}
+
 struct Scratch {
   bf16_bits* x = nullptr;  // [rows, in]: activations rounded
   std::byte* panels = nullptr;
   std::size_t panel_bytes = 0;
   std::size_t used = 0;
 
+  std::byte* quantised = nullptr;  // activations in 8 bits
+
   Scratch(std::byte* block, const PackedMatrix& weight, ProductType type, std::int64_t rows,
           int threads) {
     Carver carver(block);
     const bool few = rows <= kFewRows;
+    if (few && runs_packed(weight, type)) {
+      const auto bytes = static_cast<std::int64_t>(quantised_bytes(rows, weight.columns));
+      quantised = carver.take<std::byte>(bytes);
+      used = carver.used();
+      return;
+    }
     const std::int64_t values = (few ? 1 : panel_rows(weight.rows)) * weight.columns;
     // Where bfloat16 is not native its values are widened again: both forms are held then.
     panel_bytes = align_up(static_cast<std::size_t>(values) * sizeof(float)) +
@@ -97,6 +112,14 @@ struct Scratch {
 void few_rows(Context& context, const PackedMatrix& w, const Scratch& scratch, const float* x,
               std::int64_t rows, float* out, bool add) {
   const std::int64_t tasks = (w.rows + kRowsPerTask - 1) / kRowsPerTask;
+  if (scratch.quantised != nullptr) {
+    const QuantisedRows quantised = quantise_rows(x, rows, w.columns, scratch.quantised);
+    context.pool().run(tasks, [&](std::int64_t task, int) {
+      packed_dot(w, task * kRowsPerTask, std::min(w.rows, (task + 1) * kRowsPerTask), quantised,
+                 rows, out, w.rows);
+    });
+    return;
+  }
   const auto body = [&](std::int64_t task, int worker) {
     auto* row = reinterpret_cast<float*>(scratch.panels +
                                          static_cast<std::size_t>(worker) * scratch.panel_bytes);
