@@ -3,6 +3,7 @@
 #include <lca/method.h>
 
 #include <algorithm>
+#include <array>
 
 #include "models/experts.h"
 #include "models/model_state.h"
@@ -60,22 +61,28 @@ void rotate(const Pass& pass, float* x, std::int64_t rows, std::int64_t heads, s
              pass.act.cos.data() + first_row * half, pass.act.sin.data() + first_row * half);
 }
 
-/// Queries of `rows` normed rows, whose angles begin at row `first_row` of the tables.
-Queries project_queries(const Pass& pass, const DecoderLayer& layer, const float* normed,
-                        std::int64_t rows, std::int64_t first_row) {
+/// Where the first product of the queries goes: the latent where they are compressed, else q.
+LinearCall first_query_call(const Pass& pass, const DecoderLayer& layer, std::int64_t rows) {
+  if (!layer.q_a.empty()) {
+    return {&layer.q_a, pass.act.query_latent.prepare(rows * pass.config().query_latent)};
+  }
+  return {&layer.q, pass.act.queries.prepare(rows * pass.shape().heads * pass.shape().d_score())};
+}
+
+/// Queries of `rows` rows whose first product is done; their angles begin at row `first_row` of the
+/// tables.
+Queries finish_queries(const Pass& pass, const DecoderLayer& layer, std::int64_t rows,
+                       std::int64_t first_row) {
   const AttentionShape& shape = pass.shape();
   const std::int64_t width = shape.d_score();
   const std::int64_t stride = shape.heads * width;
   float* q = pass.act.queries.prepare(rows * stride);
   if (!layer.q_a.empty()) {
     const std::int64_t rank = pass.config().query_latent;
-    float* latent = pass.act.query_latent.prepare(rows * rank);
-    pass.product(layer.q_a, normed, rows, latent);
+    float* latent = pass.act.query_latent.data();
     rms_norm(pass.context, latent, rank, rows, rank, layer.q_a_norm, pass.config().latent_norm_eps,
              latent, rank);
     pass.product(layer.q_b, latent, rows, q);
-  } else {
-    pass.product(layer.q, normed, rows, q);
   }
   rotate(pass, q + shape.d_nope, rows, shape.heads, stride, width, first_row);
   const Rows stored = stored_rows(pass, q, rows, stride, pass.act.rounded_queries);
@@ -87,14 +94,27 @@ Queries project_queries(const Pass& pass, const DecoderLayer& layer, const float
   return queries;
 }
 
-/// What `rows` normed rows leave in the cache.
-Entries project_entries(const Pass& pass, const DecoderLayer& layer, const float* normed,
+/// Queries of `rows` normed rows.
+Queries project_queries(const Pass& pass, const DecoderLayer& layer, const float* normed,
                         std::int64_t rows, std::int64_t first_row) {
+  const LinearCall call = first_query_call(pass, layer, rows);
+  pass.product(*call.layer, normed, rows, call.out);
+  return finish_queries(pass, layer, rows, first_row);
+}
+
+/// What `rows` normed rows leave in the cache. With `queries_too` the queries' first product is
+/// done along the way, for finish_queries.
+Entries project_entries(const Pass& pass, const DecoderLayer& layer, const float* normed,
+                        std::int64_t rows, std::int64_t first_row, bool queries_too = false) {
   const AttentionShape& shape = pass.shape();
+  std::array<LinearCall, 3> calls;
+  std::size_t count = 0;
+  if (queries_too) calls[count++] = first_query_call(pass, layer, rows);
   if (shape.form == Form::mla) {
     const std::int64_t width = shape.d_latent + shape.d_rope;
     float* latent = pass.act.keys.prepare(rows * width);
-    pass.product(layer.kv_a, normed, rows, latent);
+    calls[count++] = {&layer.kv_a, latent};
+    linear_group(pass.context, std::span(calls).first(count), pass.model.product, normed, rows);
     rms_norm(pass.context, latent, width, rows, shape.d_latent, layer.kv_a_norm,
              pass.config().latent_norm_eps, latent, width);
     rotate(pass, latent + shape.d_latent, rows, 1, width, shape.d_rope, first_row);
@@ -106,8 +126,9 @@ Entries project_entries(const Pass& pass, const DecoderLayer& layer, const float
   const std::int64_t value_width = shape.kv_heads * shape.d_value;
   float* k = pass.act.keys.prepare(rows * key_width);
   float* v = pass.act.values.prepare(rows * value_width);
-  pass.product(layer.k, normed, rows, k);
-  pass.product(layer.v, normed, rows, v);
+  calls[count++] = {&layer.k, k};
+  calls[count++] = {&layer.v, v};
+  linear_group(pass.context, std::span(calls).first(count), pass.model.product, normed, rows);
   rotate(pass, k, rows, shape.kv_heads, key_width, shape.d_rope, first_row);
   const Rows keys = stored_rows(pass, k, rows, key_width, pass.act.rounded_keys);
   const Rows values = stored_rows(pass, v, rows, value_width, pass.act.rounded_values);
@@ -191,8 +212,8 @@ void decoder_forward(Context& context, const Model& model, Activations& activati
   for (std::size_t index = 0; index < layers.size(); ++index) {
     const DecoderLayer& layer = layers[index];
     const float* normed = norm_rows(pass, layer.attention_norm, hidden, rows);
-    const Entries entries = project_entries(pass, layer, normed, rows, 0);
-    const Queries queries = project_queries(pass, layer, normed, rows, 0);
+    const Entries entries = project_entries(pass, layer, normed, rows, 0, /*queries_too=*/true);
+    const Queries queries = finish_queries(pass, layer, rows, 0);
     float* attended = activations.attended.prepare(rows * out_width);
     row = 0;
     for (std::size_t i = 0; i < runs.size(); ++i) {

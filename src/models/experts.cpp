@@ -15,8 +15,8 @@ void feed_forward(Context& context, const FeedForwardWeights& weights, ProductTy
   const std::int64_t width = weights.gate.out();
   float* gate = activations.gate.prepare(rows * width);
   float* up = activations.up.prepare(rows * width);
-  linear(context, weights.gate, type, x, rows, gate);
-  linear(context, weights.up, type, x, rows, up);
+  const LinearCall calls[] = {{&weights.gate, gate}, {&weights.up, up}};
+  linear_group(context, calls, type, x, rows);
   swiglu(context, gate, up, rows * width);
   linear(context, weights.down, type, gate, rows, out);
 }

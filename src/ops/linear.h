@@ -5,6 +5,7 @@
 #include <lca/context.h>
 
 #include <cstdint>
+#include <span>
 
 #include "ops/packed.h"
 
@@ -38,7 +39,15 @@ struct Linear {
 void linear(Context& context, const Linear& layer, ProductType type, const float* x,
             std::int64_t rows, float* out);
 
-/// Bytes of workspace that takes.
-std::size_t linear_workspace_bytes(const Linear& layer, std::int64_t rows, int threads);
+/// One of several layers that read the same activations.
+struct LinearCall {
+  const Linear* layer = nullptr;
+  float* out = nullptr;
+};
+
+/// The same for up to four layers of equal width in(): activations are rounded once and the work is
+/// shared out once.
+void linear_group(Context& context, std::span<const LinearCall> calls, ProductType type,
+                  const float* x, std::int64_t rows);
 
 }  // namespace lca

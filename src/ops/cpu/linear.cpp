@@ -15,8 +15,10 @@
 // clang-format on
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
+#include "core/error.h"
 #include "core/threads.h"
 #include "core/workspace.h"
 #include "ops/elementwise.h"
@@ -78,123 +80,146 @@ bool runs_packed(const PackedMatrix& weight, ProductType type) {
   return type == ProductType::bf16 && packed_dot_supported(weight.type);
 }
 
+/// One of several products that share their activations.
+struct Product {
+  PackedMatrix weight;
+  float* out = nullptr;
+};
+
+/// Scratch memory of a group of products.
 struct Scratch {
-  bf16_bits* x = nullptr;  // [rows, in]: activations rounded
-  std::byte* panels = nullptr;
+  bf16_bits* x = nullptr;          // [rows, in]: activations rounded to bfloat16
+  float* wide_x = nullptr;         // and widened again, where bfloat16 is not native
+  std::byte* quantised = nullptr;  // activations in 8 bits
+  std::byte* panels = nullptr;     // one for each thread: float32, then bfloat16
+  std::size_t wide_bytes = 0;      // of the float32 part
   std::size_t panel_bytes = 0;
   std::size_t used = 0;
 
-  std::byte* quantised = nullptr;  // activations in 8 bits
-
-  Scratch(std::byte* block, const PackedMatrix& weight, ProductType type, std::int64_t rows,
+  Scratch(std::byte* block, std::span<const Product> group, ProductType type, std::int64_t rows,
           int threads) {
     Carver carver(block);
+    const std::int64_t in = group[0].weight.columns;
     const bool few = rows <= kFewRows;
-    if (few && runs_packed(weight, type)) {
-      const auto bytes = static_cast<std::int64_t>(quantised_bytes(rows, weight.columns));
-      quantised = carver.take<std::byte>(bytes);
-      used = carver.used();
-      return;
+    bool unpacks = false;
+    std::int64_t weight_rows = 1;
+    for (const Product& product : group) {
+      unpacks = unpacks || !few || !runs_packed(product.weight, type);
+      if (!few) weight_rows = std::max(weight_rows, panel_rows(product.weight.rows));
     }
-    const std::int64_t values = (few ? 1 : panel_rows(weight.rows)) * weight.columns;
-    // Where bfloat16 is not native its values are widened again: both forms are held then.
-    panel_bytes = align_up(static_cast<std::size_t>(values) * sizeof(float)) +
-                  align_up(static_cast<std::size_t>(values) * sizeof(bf16_bits));
-    if (type == ProductType::bf16) {
-      x = carver.take<bf16_bits>(rows * weight.columns);
-      carver.take<float>(product_bf16_is_native() ? 0 : rows * weight.columns);
+    if (few && type == ProductType::bf16) {
+      quantised = carver.take<std::byte>(static_cast<std::int64_t>(quantised_bytes(rows, in)));
     }
-    panels = carver.take<std::byte>(static_cast<std::int64_t>(panel_bytes) * threads);
+    if (!few && type == ProductType::bf16) {
+      x = carver.take<bf16_bits>(rows * in);
+      if (!product_bf16_is_native()) wide_x = carver.take<float>(rows * in);
+    }
+    if (unpacks) {
+      wide_bytes = align_up(static_cast<std::size_t>(weight_rows * in) * sizeof(float));
+      panel_bytes =
+          wide_bytes + align_up(static_cast<std::size_t>(weight_rows * in) * sizeof(bf16_bits));
+      panels = carver.take<std::byte>(static_cast<std::int64_t>(panel_bytes) * threads);
+    }
     used = carver.used();
+  }
+
+  std::byte* panel(int worker) const {
+    return panels + static_cast<std::size_t>(worker) * panel_bytes;
   }
 };
 
-void few_rows(Context& context, const PackedMatrix& w, const Scratch& scratch, const float* x,
-              std::int64_t rows, float* out, bool add) {
-  const std::int64_t tasks = (w.rows + kRowsPerTask - 1) / kRowsPerTask;
-  if (scratch.quantised != nullptr) {
-    const QuantisedRows quantised = quantise_rows(x, rows, w.columns, scratch.quantised);
-    context.pool().run(tasks, [&](std::int64_t task, int) {
-      packed_dot(w, task * kRowsPerTask, std::min(w.rows, (task + 1) * kRowsPerTask), quantised,
-                 rows, out, w.rows);
-    });
-    return;
-  }
-  const auto body = [&](std::int64_t task, int worker) {
-    auto* row = reinterpret_cast<float*>(scratch.panels +
-                                         static_cast<std::size_t>(worker) * scratch.panel_bytes);
-    const std::int64_t end = std::min(w.rows, (task + 1) * kRowsPerTask);
-    for (std::int64_t n = task * kRowsPerTask; n < end; ++n) {
-      unpack_f32(w.type, w.row(n), row, w.columns);
-      for (std::int64_t m = 0; m < rows; ++m) {
-        const float dot = HWY_DYNAMIC_DISPATCH(RowDot)(x + m * w.columns, row, w.columns);
-        float& to = out[m * w.rows + n];
-        to = add ? to + dot : dot;
-      }
-    }
+/// Shares the weight rows of all products out, at most step(product) rows a task: body(product,
+/// first, count, worker).
+template <typename Step, typename Body>
+void for_weight_rows(Context& context, std::span<const Product> group, const Step& step,
+                     const Body& body) {
+  const auto tasks_of = [&](const Product& product) {
+    return (product.weight.rows + step(product) - 1) / step(product);
   };
-  context.pool().run(tasks, body);
-}
-
-void many_rows(Context& context, const PackedMatrix& w, ProductType type, const Scratch& scratch,
-               const float* x, std::int64_t rows, float* out, bool add) {
-  const std::int64_t panel = panel_rows(w.rows);
-  const std::int64_t tasks = (w.rows + panel - 1) / panel;
-  const bool native = type == ProductType::bf16 && product_bf16_is_native();
-  if (type == ProductType::bf16) {
-    round_bf16(context, x, rows * w.columns, scratch.x);
-    if (!native) {
-      auto* wide = reinterpret_cast<float*>(
-          reinterpret_cast<std::byte*>(scratch.x) +
-          align_up(static_cast<std::size_t>(rows * w.columns) * sizeof(bf16_bits)));
-      for (std::int64_t i = 0; i < rows * w.columns; ++i) wide[i] = bf16_to_f32(scratch.x[i]);
-      x = wide;
-    }
-  }
+  std::int64_t tasks = 0;
+  for (const Product& product : group) tasks += tasks_of(product);
   context.pool().run(tasks, [&](std::int64_t task, int worker) {
-    std::byte* memory = scratch.panels + static_cast<std::size_t>(worker) * scratch.panel_bytes;
-    auto* wide = reinterpret_cast<float*>(memory);
-    const std::int64_t first = task * panel;
-    const std::int64_t some = std::min(panel, w.rows - first);
-    const std::int64_t values = some * w.columns;
-    if (type == ProductType::bf16) {
-      auto* narrow = reinterpret_cast<bf16_bits*>(
-          memory + align_up(static_cast<std::size_t>(panel * w.columns) * sizeof(float)));
-      unpack_bf16(w.type, w.row(first), narrow, values);
-      if (native) {
-        matmul_nt_bf16(rows, some, w.columns, scratch.x, narrow, out + first, w.rows);
-        return;
-      }
-      for (std::int64_t i = 0; i < values; ++i) wide[i] = bf16_to_f32(narrow[i]);
-    } else {
-      unpack_f32(w.type, w.row(first), wide, values);
-    }
-    matmul_nt({x, rows, w.columns, w.columns}, {wide, some, w.columns, w.columns}, out + first,
-              w.rows, add);
+    const Product* product = group.data();
+    for (; task >= tasks_of(*product); ++product) task -= tasks_of(*product);
+    const std::int64_t first = task * step(*product);
+    body(*product, first, std::min(step(*product), product->weight.rows - first), worker);
   });
 }
 
-/// out (+)= x · wᵀ. Adding is for float32 alone.
-void product(Context& context, const PackedMatrix& w, ProductType type, const float* x,
-             std::int64_t rows, float* out, bool add = false) {
-  const std::size_t bytes = Scratch(nullptr, w, type, rows, context.threads()).used;
-  const Scratch scratch(context.workspace().prepare(bytes), w, type, rows, context.threads());
+void few_rows(Context& context, std::span<const Product> group, ProductType type,
+              const Scratch& scratch, const float* x, std::int64_t rows, bool add) {
+  const std::int64_t in = group[0].weight.columns;
+  QuantisedRows quantised;
+  if (std::ranges::any_of(group, [&](const Product& p) { return runs_packed(p.weight, type); })) {
+    quantised = quantise_rows(x, rows, in, scratch.quantised);
+  }
+  for_weight_rows(
+      context, group, [](const Product&) { return kRowsPerTask; },
+      [&](const Product& product, std::int64_t first, std::int64_t count, int worker) {
+        const PackedMatrix& w = product.weight;
+        if (runs_packed(w, type)) {
+          packed_dot(w, first, first + count, quantised, rows, product.out, w.rows);
+          return;
+        }
+        auto* row = reinterpret_cast<float*>(scratch.panel(worker));
+        for (std::int64_t n = first; n < first + count; ++n) {
+          unpack_f32(w.type, w.row(n), row, in);
+          for (std::int64_t m = 0; m < rows; ++m) {
+            const float dot = HWY_DYNAMIC_DISPATCH(RowDot)(x + m * in, row, in);
+            float& to = product.out[m * w.rows + n];
+            to = add ? to + dot : dot;
+          }
+        }
+      });
+}
+
+void many_rows(Context& context, std::span<const Product> group, ProductType type,
+               const Scratch& scratch, const float* x, std::int64_t rows, bool add) {
+  const std::int64_t in = group[0].weight.columns;
+  const bool native = type == ProductType::bf16 && product_bf16_is_native();
+  if (type == ProductType::bf16) {
+    round_bf16(context, x, rows * in, scratch.x);
+    if (!native) {
+      for (std::int64_t i = 0; i < rows * in; ++i) scratch.wide_x[i] = bf16_to_f32(scratch.x[i]);
+      x = scratch.wide_x;
+    }
+  }
+  for_weight_rows(
+      context, group, [](const Product& product) { return panel_rows(product.weight.rows); },
+      [&](const Product& product, std::int64_t first, std::int64_t count, int worker) {
+        const PackedMatrix& w = product.weight;
+        auto* wide = reinterpret_cast<float*>(scratch.panel(worker));
+        const std::int64_t values = count * in;
+        if (type == ProductType::bf16) {
+          auto* narrow = reinterpret_cast<bf16_bits*>(scratch.panel(worker) + scratch.wide_bytes);
+          unpack_bf16(w.type, w.row(first), narrow, values);
+          if (native) {
+            matmul_nt_bf16(rows, count, in, scratch.x, narrow, product.out + first, w.rows);
+            return;
+          }
+          for (std::int64_t i = 0; i < values; ++i) wide[i] = bf16_to_f32(narrow[i]);
+        } else {
+          unpack_f32(w.type, w.row(first), wide, values);
+        }
+        matmul_nt({x, rows, in, in}, {wide, count, in, in}, product.out + first, w.rows, add);
+      });
+}
+
+/// out (+)= x · wᵀ for every product of the group. Adding is for float32 alone.
+void multiply(Context& context, std::span<const Product> group, ProductType type, const float* x,
+              std::int64_t rows, bool add = false) {
+  const std::size_t bytes = Scratch(nullptr, group, type, rows, context.threads()).used;
+  const Scratch scratch(context.workspace().prepare(bytes), group, type, rows, context.threads());
   if (rows <= kFewRows) {
-    few_rows(context, w, scratch, x, rows, out, add);
+    few_rows(context, group, type, scratch, x, rows, add);
   } else {
-    many_rows(context, w, type, scratch, x, rows, out, add);
+    many_rows(context, group, type, scratch, x, rows, add);
   }
 }
 
-}  // namespace
-
-std::size_t linear_workspace_bytes(const Linear& layer, std::int64_t rows, int threads) {
-  return Scratch(nullptr, layer.weight, ProductType::bf16, rows, threads).used;
-}
-
-void linear(Context& context, const Linear& layer, ProductType type, const float* x,
-            std::int64_t rows, float* out) {
-  product(context, layer.weight, type, x, rows, out);
+/// What comes on top of a product: the bias and the adapter's change.
+void add_rest(Context& context, const Linear& layer, const float* x, std::int64_t rows,
+              float* out) {
   if (layer.bias != nullptr) {
     for (std::int64_t m = 0; m < rows; ++m) {
       float* row = out + m * layer.out();
@@ -202,13 +227,32 @@ void linear(Context& context, const Linear& layer, ProductType type, const float
     }
   }
   if (!layer.lora.empty()) {
-    const std::int64_t rank = layer.lora.a.rows;
     thread_local std::vector<float> low;
-    low.resize(static_cast<std::size_t>(rows * rank));
-    product(context, layer.lora.a, ProductType::f32, x, rows, low.data());
+    low.resize(static_cast<std::size_t>(rows * layer.lora.a.rows));
+    const Product down{layer.lora.a, low.data()};
+    multiply(context, {&down, 1}, ProductType::f32, x, rows);
     for (float& value : low) value *= layer.lora.scale;
-    product(context, layer.lora.b, ProductType::f32, low.data(), rows, out, true);
+    const Product up{layer.lora.b, out};
+    multiply(context, {&up, 1}, ProductType::f32, low.data(), rows, true);
   }
+}
+
+}  // namespace
+
+void linear_group(Context& context, std::span<const LinearCall> calls, ProductType type,
+                  const float* x, std::int64_t rows) {
+  constexpr std::size_t kMost = 4;
+  std::array<Product, kMost> group;
+  if (calls.empty() || calls.size() > kMost) fail_run("a group of {} products", calls.size());
+  for (std::size_t i = 0; i < calls.size(); ++i) group[i] = {calls[i].layer->weight, calls[i].out};
+  multiply(context, std::span(group).first(calls.size()), type, x, rows);
+  for (const LinearCall& call : calls) add_rest(context, *call.layer, x, rows, call.out);
+}
+
+void linear(Context& context, const Linear& layer, ProductType type, const float* x,
+            std::int64_t rows, float* out) {
+  const LinearCall call{&layer, out};
+  linear_group(context, {&call, 1}, type, x, rows);
 }
 
 }  // namespace lca
