@@ -1,6 +1,8 @@
 #pragma once
-/// Dot products of packed weight rows with activations rounded to 8 bits, for steps of one or a few
-/// tokens: a weight is read once, packed, and never written back unpacked.
+/// Dot products of packed weight rows with activations rounded to 15 bits, for steps of one or a
+/// few tokens: a weight is read once, packed, and never written back unpacked. Memory is what such
+/// a step waits for, so two 8-bit products a weight cost little, and 8 bits of activation would
+/// cost text.
 
 #include <cstdint>
 
@@ -8,11 +10,13 @@
 
 namespace lca {
 
-/// Activations in blocks of 32: value = scale · quant, quant in −127 … 127.
+/// Activations in blocks of 32: value = scale · (128 · high + low), high in −127 … 127, low in
+/// −64 … 63.
 struct QuantisedRows {
-  std::int8_t* quants = nullptr;  ///< [rows, blocks · 32]
-  float* scales = nullptr;        ///< [rows, blocks]
-  /// Sums of the quants of each half block, times the block's scale: [rows, blocks · 2].
+  std::int8_t* high = nullptr;  ///< [rows, blocks · 32]
+  std::int8_t* low = nullptr;   ///< the same
+  float* scales = nullptr;      ///< [rows, blocks]
+  /// Sums of each half block, of what the quants stand for: [rows, blocks · 2].
   float* sums = nullptr;
   std::int64_t blocks = 0;
 };

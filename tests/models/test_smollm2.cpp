@@ -122,6 +122,39 @@ TEST(SmolLM2, FastPathReadsAsWellAsFloat32) {
   }
 }
 
+/// The same for tokens that are taken one by one after a prompt, as in decoding.
+double decoded_nll(const std::shared_ptr<const Model>& model, std::int64_t prompt,
+                   std::int64_t length) {
+  const Safetensors file = Safetensors::open(kFolder / "tokens.safetensors");
+  const auto tokens = values_of<std::int32_t>(file, "tokens");
+  Context context;
+  SessionOptions options;
+  options.settings = {settings_preset("training-free")};
+  options.settings[0].window = 128;
+  Session session(model, context, options);
+  session.prefill(std::span(tokens).first(static_cast<std::size_t>(prompt)));
+  double total = 0;
+  for (std::int64_t at = prompt; at < length; ++at) {
+    const std::span<const float> row = session.logits();
+    const double highest = *std::ranges::max_element(row);
+    double sum = 0;
+    for (const float logit : row) sum += std::exp(logit - highest);
+    const std::int32_t token = tokens[static_cast<std::size_t>(at)];
+    total += highest + std::log(sum) - row[static_cast<std::size_t>(token)];
+    session.decode(token);
+  }
+  return total / static_cast<double>(length - prompt);
+}
+
+TEST(SmolLM2, FastPathDecodesAsWellAsFloat32) {
+  SKIP_WITHOUT_MODEL();
+  const std::int64_t length = test_scale() < 1 ? 240 : 600;
+  const double exact = decoded_nll(smollm2(Precision::f32), 200, length);
+  const double fast = decoded_nll(smollm2(Precision::bf16), 200, length);
+  EXPECT_NEAR(std::exp(fast - exact), 1, test_scale() < 1 ? 2e-2 : 5e-3);
+  RecordProperty("change", std::to_string(std::exp(fast - exact) - 1));
+}
+
 TEST(SmolLM2, TokenizesItsTextAsTheReferenceDoes) {
   SKIP_WITHOUT_MODEL();
   const Tokenizer tokenizer = Checkpoint::open(*smollm2_path()).tokenizer();

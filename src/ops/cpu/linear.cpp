@@ -1,6 +1,6 @@
 // Many rows: panels of the weight are unpacked (to bfloat16 or float32) and multiplied by oneDNN,
 // one panel a task. Few rows, as in decoding, run on the packed blocks where the processor can (the
-// bf16 path alone: it rounds activations to 8 bits); else each weight row is unpacked once and
+// bf16 path alone: it rounds activations to 15 bits); else each weight row is unpacked once and
 // dotted with every activation row. A panel's size depends on the shape alone, so results do not
 // depend on the number of threads.
 
@@ -67,15 +67,21 @@ namespace {
 
 /// Up to so many rows a weight row is unpacked and dotted; beyond, oneDNN's blocking wins.
 constexpr std::int64_t kFewRows = 12;
-/// Weight rows one task of the few-row product handles.
-constexpr std::int64_t kRowsPerTask = 32;
+/// Weight rows one task of the few-row product handles: long pieces, which memory likes, but
+/// several for each thread.
+std::int64_t rows_per_task(const PackedMatrix& weight, int threads) {
+  constexpr std::int64_t kFewest = 16;
+  constexpr std::int64_t kTasksPerThread = 4;
+  const std::int64_t rows = weight.rows / (kTasksPerThread * threads) / 4 * 4;
+  return std::max(kFewest, rows);
+}
 
 /// Weight rows in a panel: about eight panels for a small matrix, a cache-sized one for a large.
 std::int64_t panel_rows(std::int64_t out) {
   return std::clamp<std::int64_t>((out / 8 + 31) / 32 * 32, 32, 256);
 }
 
-/// Whether few rows are multiplied on the packed blocks, with activations in 8 bits.
+/// Whether few rows are multiplied on the packed blocks, with activations in 15 bits.
 bool runs_packed(const PackedMatrix& weight, ProductType type) {
   return type == ProductType::bf16 && packed_dot_supported(weight.type);
 }
@@ -90,7 +96,7 @@ struct Product {
 struct Scratch {
   bf16_bits* x = nullptr;          // [rows, in]: activations rounded to bfloat16
   float* wide_x = nullptr;         // and widened again, where bfloat16 is not native
-  std::byte* quantised = nullptr;  // activations in 8 bits
+  std::byte* quantised = nullptr;  // activations in 15 bits
   std::byte* panels = nullptr;     // one for each thread: float32, then bfloat16
   std::size_t wide_bytes = 0;      // of the float32 part
   std::size_t panel_bytes = 0;
@@ -154,7 +160,8 @@ void few_rows(Context& context, std::span<const Product> group, ProductType type
     quantised = quantise_rows(x, rows, in, scratch.quantised);
   }
   for_weight_rows(
-      context, group, [](const Product&) { return kRowsPerTask; },
+      context, group,
+      [&](const Product& product) { return rows_per_task(product.weight, context.threads()); },
       [&](const Product& product, std::int64_t first, std::int64_t count, int worker) {
         const PackedMatrix& w = product.weight;
         if (runs_packed(w, type)) {

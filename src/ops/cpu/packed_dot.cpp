@@ -17,28 +17,34 @@ HWY_BEFORE_NAMESPACE();
 namespace lca {
 namespace HWY_NAMESPACE {
 
-/// Rounds one block of 32 to 8 bits, halves away from zero.
+/// Rounds blocks of 32 to 15 bits, halves away from zero.
 void QuantiseBlocks(const float* from, std::int64_t blocks, const QuantisedRows& to) {
   constexpr int kBlock = 32;
+  constexpr float kLargest = 127 * 128;
   for (std::int64_t block = 0; block < blocks; ++block, from += kBlock) {
     float largest = 0;
     for (int i = 0; i < kBlock; ++i) largest = std::max(largest, std::abs(from[i]));
-    const float scale = largest / 127;
-    const float inverse = largest > 0 ? 127 / largest : 0;
+    const float scale = largest / kLargest;
+    const float inverse = largest > 0 ? kLargest / largest : 0;
     int quants[kBlock];
     for (int i = 0; i < kBlock; ++i) {
       const float scaled = from[i] * inverse;
       quants[i] = static_cast<int>(scaled + (scaled < 0 ? -0.5F : 0.5F));
     }
-    int low = 0;
-    int high = 0;
-    for (int i = 0; i < kBlock / 2; ++i) low += quants[i];
-    for (int i = kBlock / 2; i < kBlock; ++i) high += quants[i];
-    std::int8_t* out = to.quants + block * kBlock;
-    for (int i = 0; i < kBlock; ++i) out[i] = static_cast<std::int8_t>(quants[i]);
+    int first = 0;
+    int second = 0;
+    for (int i = 0; i < kBlock / 2; ++i) first += quants[i];
+    for (int i = kBlock / 2; i < kBlock; ++i) second += quants[i];
+    std::int8_t* high = to.high + block * kBlock;
+    std::int8_t* low = to.low + block * kBlock;
+    for (int i = 0; i < kBlock; ++i) {
+      const int upper = (quants[i] + 64) >> 7;
+      high[i] = static_cast<std::int8_t>(upper);
+      low[i] = static_cast<std::int8_t>(quants[i] - 128 * upper);
+    }
     to.scales[block] = scale;
-    to.sums[2 * block] = scale * static_cast<float>(low);
-    to.sums[2 * block + 1] = scale * static_cast<float>(high);
+    to.sums[2 * block] = scale * static_cast<float>(first);
+    to.sums[2 * block + 1] = scale * static_cast<float>(second);
   }
 }
 
@@ -80,7 +86,8 @@ struct Pieces {
   Pieces(std::byte* memory, std::int64_t count, std::int64_t columns) {
     Carver carver(memory);
     rows.blocks = columns / kBlock;
-    rows.quants = carver.take<std::int8_t>(count * columns);
+    rows.high = carver.take<std::int8_t>(count * columns);
+    rows.low = carver.take<std::int8_t>(count * columns);
     rows.scales = carver.take<float>(count * rows.blocks);
     rows.sums = carver.take<float>(count * rows.blocks * 2);
     used = carver.used();
