@@ -258,7 +258,9 @@ void linear_group(Context& context, std::span<const LinearCall> calls, ProductTy
 
 void linear(Context& context, const Linear& layer, ProductType type, const float* x,
             std::int64_t rows, float* out) {
-  const LinearCall call{&layer, out};
+  LinearCall call;
+  call.layer = &layer;
+  call.out = out;
   linear_group(context, {&call, 1}, type, x, rows);
 }
 
