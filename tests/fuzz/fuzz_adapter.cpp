@@ -3,8 +3,8 @@
 // sanitizers see: only lca::Error comes out, each a single printable line, and every matrix of what
 // is accepted lies inside the input.
 
-#include "core/text.h"
 #include "formats/adapter.h"
+#include "fuzz/require.h"
 
 #include <lca/error.h>
 
@@ -17,16 +17,8 @@
 
 namespace {
 
-void require(bool holds) {
-  if (!holds) std::abort();
-}
-
-void check_message(const lca::Error& error) {
-  const std::string line = error.what();
-  require(error.kind() == lca::ErrorKind::bad_input);
-  require(line.starts_with("fuzz/") && line.size() < 4000);
-  require(lca::text_printable(line, line.size()) == line);
-}
+using lca::fuzz::check_message;
+using lca::fuzz::require;
 
 std::size_t value_bytes(const lca::PackedMatrix& matrix) {
   return matrix.type == lca::PackedType::f32 ? 4 : 2;
@@ -68,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       check_matrix(pair.b, weights);
     }
   } catch (const lca::Error& error) {
-    check_message(error);
+    check_message(error, "fuzz/");
   }
   return 0;
 }

@@ -1,9 +1,9 @@
 // Any text as config.json, and as the settings of a model's layers. Beside what the sanitizers see:
 // only lca::Error comes out, each a single printable line, and what is accepted keeps its promises.
 
-#include "core/text.h"
 #include "formats/model_config.h"
 #include "formats/settings_json.h"
+#include "fuzz/require.h"
 #include "models/rope.h"
 
 #include <lca/error.h>
@@ -16,16 +16,8 @@
 
 namespace {
 
-void require(bool holds) {
-  if (!holds) std::abort();
-}
-
-void check_message(const lca::Error& error) {
-  const std::string line = error.what();
-  require(error.kind() == lca::ErrorKind::bad_input);
-  require(line.starts_with("fuzz") && line.size() < 4000);
-  require(lca::text_printable(line, line.size()) == line);
-}
+using lca::fuzz::check_message;
+using lca::fuzz::require;
 
 void check_config(std::string_view text) {
   const lca::ModelConfig config = lca::model_config_from_json(text, "fuzz");
@@ -50,14 +42,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     check_config(text);
   } catch (const lca::Error& error) {
-    check_message(error);
+    check_message(error, "fuzz");
   }
   try {
     const std::vector<lca::Settings> layers = lca::settings_layers_from_json(text, "fuzz", 3);
     require(layers.size() == 3);
     for (const lca::Settings& layer : layers) layer.validate();
   } catch (const lca::Error& error) {
-    check_message(error);
+    check_message(error, "fuzz");
   }
   return 0;
 }

@@ -2,8 +2,8 @@
 // Beside what the sanitizers see: only lca::Error comes out, each a single printable line, and what
 // is accepted keeps its promises.
 
-#include "core/text.h"
 #include "formats/gguf.h"
+#include "fuzz/require.h"
 
 #include <lca/error.h>
 
@@ -15,16 +15,8 @@
 
 namespace {
 
-void require(bool holds) {
-  if (!holds) std::abort();
-}
-
-void check_message(const lca::Error& error) {
-  const std::string line = error.what();
-  require(error.kind() == lca::ErrorKind::bad_input);
-  require(!line.empty() && line.size() < 4000);
-  require(lca::text_printable(line, line.size()) == line);
-}
+using lca::fuzz::check_message;
+using lca::fuzz::require;
 
 float touch(const lca::GgufTensor& tensor) {
   const lca::PackedTypeInfo& info = lca::packed_type_info(tensor.type);

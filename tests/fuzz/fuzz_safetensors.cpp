@@ -2,9 +2,9 @@
 // sanitizers see: only lca::Error comes out, each a single printable line, and what is accepted
 // keeps its promises.
 
-#include "core/text.h"
 #include "formats/op_file.h"
 #include "formats/safetensors.h"
+#include "fuzz/require.h"
 
 #include <lca/error.h>
 
@@ -15,16 +15,8 @@
 
 namespace {
 
-void require(bool holds) {
-  if (!holds) std::abort();
-}
-
-void check_message(const lca::Error& error) {
-  const std::string line = error.what();
-  require(error.kind() == lca::ErrorKind::bad_input);
-  require(!line.empty() && line.size() < 4000);
-  require(lca::text_printable(line, line.size()) == line);
-}
+using lca::fuzz::check_message;
+using lca::fuzz::require;
 
 /// Reads every byte, so that a view which leaves its memory is seen.
 unsigned touch(const void* data, std::size_t size) {

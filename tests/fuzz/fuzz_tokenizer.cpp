@@ -2,9 +2,9 @@
 // rest is the file. Only lca::Error comes out, each a single printable line; what is accepted
 // encodes and decodes, and decodes the same in a stream.
 
-#include "core/text.h"
 #include "formats/tokenizer.h"
 #include "formats/tokenizer/utf8.h"
+#include "fuzz/require.h"
 
 #include <lca/error.h>
 
@@ -19,16 +19,8 @@
 
 namespace {
 
-void require(bool holds) {
-  if (!holds) std::abort();
-}
-
-void check_message(const lca::Error& error) {
-  const std::string line = error.what();
-  require(error.kind() == lca::ErrorKind::bad_input);
-  require(!line.empty() && line.size() < 4000);
-  require(lca::text_printable(line, line.size()) == line);
-}
+using lca::fuzz::check_message;
+using lca::fuzz::require;
 
 void exercise(const lca::Tokenizer& tokenizer, std::string_view text, unsigned options) {
   const lca::EncodeOptions how{.add_special = (options & 1) != 0,

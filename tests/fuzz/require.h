@@ -1,0 +1,28 @@
+#pragma once
+/// What every fuzz target demands beside what the sanitizers see.
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "core/text.h"
+
+#include <lca/error.h>
+
+namespace lca::fuzz {
+
+/// Ends the run where a promise is broken.
+inline void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+/// An error is about the input, and a single printable line that begins with `start`.
+inline void check_message(const Error& error, std::string_view start = "") {
+  const std::string line = error.what();
+  require(error.kind() == ErrorKind::bad_input);
+  require(!line.empty() && line.size() < 4000);
+  require(line.starts_with(start));
+  require(text_printable(line, line.size()) == line);
+}
+
+}  // namespace lca::fuzz
