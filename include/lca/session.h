@@ -64,10 +64,16 @@ class Session {
   std::size_t dense_bytes() const;
 
   struct State;
+  State& state() { return *state_; }
+  const State& state() const { return *state_; }
 
  private:
   std::unique_ptr<State> state_;
 };
+
+/// Takes one generated token in each of several sessions, which share a model and a context: the
+/// weights are read once for all. Each session gets the very values it would get alone.
+void sessions_decode(std::span<Session* const> sessions, std::span<const std::int32_t> tokens);
 
 /// The most memory a session of `length` tokens needs beside the weights, in bytes: its caches, and
 /// scratch for prefilling a prompt of that length.

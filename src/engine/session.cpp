@@ -1,11 +1,13 @@
 #include <lca/session.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
 #include "core/error.h"
 #include "core/text.h"
+#include "engine/session_state.h"
 #include "models/decoder.h"
 #include "models/model_state.h"
 
@@ -17,6 +19,8 @@ namespace {
 /// Long enough for products to run at full rate, short enough to stay in cache and to keep the
 /// feed-forward's activations small.
 constexpr std::int64_t kTunedChunk = 1024;
+/// Sessions that decode in one pass.
+constexpr std::size_t kBatch = 8;
 /// Logits of a prompt are handed out in pieces of at most so many values.
 constexpr std::int64_t kLogitValues = std::int64_t{1} << 22;
 
@@ -53,72 +57,52 @@ std::int64_t chunk_rows(const SessionOptions& options) {
 
 }  // namespace
 
-struct Session::State {
-  std::shared_ptr<const Model> model;
-  Context* context = nullptr;
-  std::int64_t chunk = 0;
-  std::vector<Settings> settings;
-  bool layer_by_layer = false;
-  std::vector<Cache> caches;
-  std::vector<std::int32_t> tokens;
-  Activations activations;
-  std::vector<float> logits;
-  FloatBuffer logit_rows;
-  bool broken = false;  // a pass stopped between layers: caches disagree
+std::vector<Cache> Session::State::empty_caches() const {
+  std::vector<Cache> fresh;
+  fresh.reserve(settings.size());
+  for (const Settings& layer : settings) fresh.emplace_back(layer_spec(*model, layer));
+  return fresh;
+}
 
-  std::vector<Cache> empty_caches() const {
-    std::vector<Cache> fresh;
-    fresh.reserve(settings.size());
-    for (const Settings& layer : settings) fresh.emplace_back(layer_spec(*model, layer));
-    return fresh;
-  }
-
-  void check(std::span<const std::int32_t> run) const {
-    if (broken) fail_run("this session stopped in the middle of a step and cannot go on");
-    if (run.empty()) fail_input("a prompt needs at least one token");
-    const std::int64_t vocabulary = model->info().vocabulary;
-    for (const std::int32_t token : run) {
-      if (token < 0 || token >= vocabulary) {
-        fail_input("token {} is not in the vocabulary of {}", token, vocabulary);
-      }
+void Session::State::check(std::span<const std::int32_t> run) const {
+  if (broken) fail_run("this session stopped in the middle of a step and cannot go on");
+  if (run.empty()) fail_input("a prompt needs at least one token");
+  const std::int64_t vocabulary = model->info().vocabulary;
+  for (const std::int32_t token : run) {
+    if (token < 0 || token >= vocabulary) {
+      fail_input("token {} is not in the vocabulary of {}", token, vocabulary);
     }
   }
+}
 
-  SequenceRun sequence(std::span<const std::int32_t> run, std::int64_t rope_length) {
-    return {caches, run, static_cast<std::int64_t>(tokens.size()), rope_length};
-  }
+void Session::State::advance(std::span<const std::int32_t> run, std::int64_t rope_length) {
+  const SequenceRun part = sequence(run, rope_length);
+  broken = true;
+  decoder_forward(*context, *model, activations, {&part, 1});
+  broken = false;
+  tokens.insert(tokens.end(), run.begin(), run.end());
+}
 
-  /// Passes one chunk through all layers.
-  void advance(std::span<const std::int32_t> run, std::int64_t rope_length) {
-    const SequenceRun part = sequence(run, rope_length);
-    broken = true;
-    decoder_forward(*context, *model, activations, {&part, 1});
-    broken = false;
-    tokens.insert(tokens.end(), run.begin(), run.end());
-  }
-
-  /// Hands out the logits of `rows` hidden states whose first is position `first`, and keeps those
-  /// of the last.
-  void emit(const float* hidden, std::int64_t first, std::int64_t rows, const LogitsSink& sink) {
-    const ModelInfo& info = model->info();
-    if (sink) {
-      const std::int64_t most = std::max<std::int64_t>(1, kLogitValues / info.vocabulary);
-      for (std::int64_t at = 0; at < rows; at += most) {
-        const std::int64_t some = std::min(most, rows - at);
-        float* out = logit_rows.prepare(some * info.vocabulary);
-        decoder_logits(*context, *model, activations, hidden + at * info.hidden, some, out);
-        sink(first + at, some, out);
-        if (at + some == rows) {
-          logits.assign(out + (some - 1) * info.vocabulary, out + some * info.vocabulary);
-        }
+void Session::State::emit(const float* hidden, std::int64_t first, std::int64_t rows,
+                          const LogitsSink& sink) {
+  const ModelInfo& info = model->info();
+  if (sink) {
+    const std::int64_t most = std::max<std::int64_t>(1, kLogitValues / info.vocabulary);
+    for (std::int64_t at = 0; at < rows; at += most) {
+      const std::int64_t some = std::min(most, rows - at);
+      float* out = logit_rows.prepare(some * info.vocabulary);
+      decoder_logits(*context, *model, activations, hidden + at * info.hidden, some, out);
+      sink(first + at, some, out);
+      if (at + some == rows) {
+        logits.assign(out + (some - 1) * info.vocabulary, out + some * info.vocabulary);
       }
-    } else {
-      logits.resize(static_cast<std::size_t>(info.vocabulary));
-      decoder_logits(*context, *model, activations, hidden + (rows - 1) * info.hidden, 1,
-                     logits.data());
     }
+  } else {
+    logits.resize(static_cast<std::size_t>(info.vocabulary));
+    decoder_logits(*context, *model, activations, hidden + (rows - 1) * info.hidden, 1,
+                   logits.data());
   }
-};
+}
 
 Session::Session(std::shared_ptr<const Model> model, Context& context,
                  const SessionOptions& options)
@@ -163,6 +147,7 @@ void Session::prefill(std::span<const std::int32_t> tokens,
       if (logits || first + rows == total) {
         state.emit(state.activations.hidden.data(), before + first, rows, logits);
       }
+      if (first + rows == total) state.shrink();
       report(first + rows);
     }
     return;
@@ -185,8 +170,7 @@ void Session::prefill(std::span<const std::int32_t> tokens,
     throw;
   }
   state.tokens.insert(state.tokens.end(), tokens.begin(), tokens.end());
-  // The hidden states of a whole prompt are much; later steps need one row.
-  state.activations = {};
+  state.shrink();
   report(total);
 }
 
@@ -195,6 +179,45 @@ void Session::decode(std::int32_t token) {
   state.check({&token, 1});
   state.advance({&token, 1}, length() + 1);
   state.emit(state.activations.hidden.data(), length() - 1, 1, {});
+}
+
+void sessions_decode(std::span<Session* const> sessions, std::span<const std::int32_t> tokens) {
+  if (sessions.size() != tokens.size()) {
+    fail_input("{} sessions were given {} tokens", sessions.size(), tokens.size());
+  }
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    const Session::State& state = sessions[i]->state();
+    state.check({&tokens[i], 1});
+    const Session::State& first = sessions[0]->state();
+    if (state.model != first.model || state.context != first.context) {
+      fail_input("sessions 0 and {} of one batch have different models or contexts", i);
+    }
+    for (std::size_t other = 0; other < i; ++other) {
+      if (sessions[other] == sessions[i]) fail_input("session {} is in the batch twice", i);
+    }
+  }
+  // Together in few enough rows that every product is the one a single row gets.
+  for (std::size_t at = 0; at < sessions.size(); at += kBatch) {
+    const std::size_t count = std::min(kBatch, sessions.size() - at);
+    Session::State& lead = sessions[at]->state();
+    std::array<SequenceRun, kBatch> runs;
+    for (std::size_t i = 0; i < count; ++i) {
+      Session::State& state = sessions[at + i]->state();
+      runs[i] = state.sequence({&tokens[at + i], 1}, sessions[at + i]->length() + 1);
+      state.broken = true;
+    }
+    decoder_forward(*lead.context, *lead.model, lead.activations, std::span(runs).first(count));
+    const auto vocabulary = static_cast<std::size_t>(lead.model->info().vocabulary);
+    float* rows = lead.logit_rows.prepare(static_cast<std::int64_t>(count * vocabulary));
+    decoder_logits(*lead.context, *lead.model, lead.activations, lead.activations.hidden.data(),
+                   static_cast<std::int64_t>(count), rows);
+    for (std::size_t i = 0; i < count; ++i) {
+      Session::State& state = sessions[at + i]->state();
+      state.tokens.push_back(tokens[at + i]);
+      state.logits.assign(rows + i * vocabulary, rows + (i + 1) * vocabulary);
+      state.broken = false;
+    }
+  }
 }
 
 std::size_t Session::cache_bytes() const {

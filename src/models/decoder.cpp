@@ -187,6 +187,17 @@ Entries slice(const Entries& entries, std::int64_t first, std::int64_t count) {
   return {entries.semantic.slice(first, count), entries.positional.slice(first, count)};
 }
 
+/// Attention of a batch: neighbours with the same settings go together.
+void forward_parts(Context& context, const LayerWeights& weights, std::span<const Run> parts) {
+  while (!parts.empty()) {
+    const LayerSpec& spec = parts[0].cache->spec();
+    std::size_t same = 1;
+    while (same < parts.size() && parts[same].cache->spec() == spec) ++same;
+    method_for(spec.settings.method).forward(context, weights, parts.first(same));
+    parts = parts.subspan(same);
+  }
+}
+
 }  // namespace
 
 void decoder_forward(Context& context, const Model& model, Activations& activations,
@@ -222,8 +233,7 @@ void decoder_forward(Context& context, const Model& model, Activations& activati
                   attended + row * out_width, nullptr};
       row += count;
     }
-    const MethodKind kind = runs[0].caches[index].spec().settings.method;
-    method_for(kind).forward(context, layer.up_projections, parts);
+    forward_parts(context, layer.up_projections, parts);
     layer_finish(pass, layer, hidden, rows);
   }
 }
