@@ -1,4 +1,4 @@
-/// `lca bench model`: how fast a whole model reads and writes with each method.
+/// `lca bench model`: how fast a whole model reads and writes, by length, depth and batch.
 
 #include "command.h"
 #include "core/error.h"
@@ -6,6 +6,7 @@
 #include "interrupt.h"
 #include "machine.h"
 #include "model_flags.h"
+#include "models/weight_packing.h"
 #include "reply.h"
 #include "terminal.h"
 
@@ -16,6 +17,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 namespace lca::cli {
 namespace {
@@ -23,147 +25,330 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kExplanation =
-    "Each prompt is read into an empty session, then tokens are decoded after it. The tokens are\n"
-    "made up: speed does not depend on them, and no tokenizer is needed.\n"
+    "Prefill: so many tokens are read into an empty session, the logits of the last included.\n"
+    "Decode: tokens are written one by one after so many others, in one session or in several\n"
+    "together (--batch); tokens/s counts those of all sessions. The tokens are made up: speed "
+    "does\n"
+    "not depend on them, and no tokenizer is needed. Of --repeat runs the best is shown, with the\n"
+    "mean beside it.\n"
     "\n"
     "Examples:\n"
-    "  lca bench model smollm2 --lengths 1K,4K,8K\n"
-    "  lca bench model path/to/folder --lengths 4K --methods lca,dense,window --json";
+    "  lca bench model smollm2\n"
+    "  lca bench model smollm2 --prompt 2K,8K --depths none --method dense\n"
+    "  lca bench model smollm2 --prompt none --depths 8K --batch 1,4 --json";
 
 constexpr std::int64_t kLongest = std::int64_t{1} << 24;
+constexpr std::int64_t kMostSessions = 256;
+constexpr std::int64_t kMostRepeats = 1000;
 
 struct Flags {
   ModelFlags model;
-  TextFlag lengths, methods, decode;
+  TextFlag prompt, generate, depths, batch, repeat;
   bool json = false;
 };
 
-struct Measured {
-  std::int64_t length = 0;
-  MethodKind kind = MethodKind::lca;
-  double prefill = 0;  // tokens a second
-  double decode = 0;
-  std::size_t cache = 0;
+/// What to measure, in ascending order and each thing once.
+struct Wanted {
+  std::vector<std::int64_t> prompts, depths, batches;
+  std::int64_t generate = 0;
+  std::int64_t repeat = 0;
+};
+
+/// Seconds of several runs of the same thing.
+struct Times {
+  double best = 0;
+  double sum = 0;
+  std::int64_t count = 0;
+
+  void add(double seconds) {
+    best = count == 0 ? seconds : std::min(best, seconds);
+    sum += seconds;
+    ++count;
+  }
+  double rate(std::int64_t tokens) const { return static_cast<double>(tokens) / best; }
+  double rate_mean(std::int64_t tokens) const { return static_cast<double>(tokens * count) / sum; }
+};
+
+struct Row {
+  std::int64_t length = 0;  // of the prompt, or before the first decoded token
+  std::int64_t batch = 1;
+  std::int64_t tokens = 0;  // of one run
+  Times times{};
+  std::size_t cache = 0;  // of all sessions
   std::int64_t peak = 0;  // resident memory of the program
 };
 
-std::string method_name(MethodKind kind) { return std::string(method_for(kind).name()); }
+struct Report {
+  std::vector<Row> prefill, decode;
+};
 
-std::vector<MethodKind> methods_parse(std::string_view text) {
-  static constexpr std::string_view kNames[] = {"lca", "dense", "window"};
-  std::vector<MethodKind> kinds;
-  for (;;) {
-    const std::size_t comma = text.find(',');
-    const auto kind =
-        static_cast<MethodKind>(choice_parse("--methods", text.substr(0, comma), kNames));
-    if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
-    if (comma == std::string_view::npos) return kinds;
-    text.remove_prefix(comma + 1);
-  }
-}
-
-SessionOptions with_method(SessionOptions options, MethodKind kind) {
-  for (Settings& settings : options.settings) settings.method = kind;
-  return options;
-}
-
-/// Ids all over the vocabulary, the same every time.
-std::vector<std::int32_t> tokens_made_up(std::int64_t count, std::int64_t vocabulary) {
-  std::vector<std::int32_t> tokens;
-  std::uint64_t state = 1;
-  for (std::int64_t i = 0; i < count; ++i) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    tokens.push_back(
-        static_cast<std::int32_t>((state >> 33) % static_cast<std::uint64_t>(vocabulary)));
-  }
-  return tokens;
-}
-
-Measured measure(const std::shared_ptr<const Model>& model, const SessionOptions& options,
-                 MethodKind kind, std::int64_t length, std::int64_t decoded, int threads) {
-  const InterruptWatch interrupts;
-  Context context(threads);
-  memory_trim();
-  peak_memory_reset();
-  Session session(model, context, options);
-  const std::vector<std::int32_t> tokens =
-      tokens_made_up(length + decoded, model->info().vocabulary);
-  const std::span<const std::int32_t> all(tokens);
-
-  Measured measured{length, kind};
-  const Stopwatch prefill;
-  prefill_shown(session, all.first(static_cast<std::size_t>(length)),
-                fmt::format("{} reads", method_name(kind)));
-  measured.prefill = static_cast<double>(length) / prefill.seconds();
-  const Stopwatch decode;
-  for (const std::int32_t token : all.subspan(static_cast<std::size_t>(length))) {
-    interrupt_check();
-    session.decode(token);
-  }
-  measured.decode = static_cast<double>(decoded) / decode.seconds();
-  measured.cache = session.cache_bytes();
-  measured.peak = peak_memory();
-  return measured;
-}
-
-std::string table_text(const std::vector<Measured>& rows) {
-  Table table({"tokens", "method", "prefill tokens/s", "decode tokens/s", "cache", "peak memory"});
-  for (const Measured& row : rows) {
-    table.add({length_text(row.length), method_name(row.kind), number_text(row.prefill),
-               number_text(row.decode), bytes_text(static_cast<double>(row.cache)),
-               bytes_text(static_cast<double>(row.peak))});
-  }
-  return table.text();
-}
-
-Json rows_json(const std::vector<Measured>& rows) {
-  Json list = Json::array();
-  for (const Measured& row : rows) {
-    list.push_back({{"length", row.length},
-                    {"method", method_name(row.kind)},
-                    {"prefill_tokens_per_s", row.prefill},
-                    {"decode_tokens_per_s", row.decode},
-                    {"cache_bytes", row.cache},
-                    {"peak_bytes", row.peak}});
-  }
+/// A list of lengths; "none" is the empty one.
+std::vector<std::int64_t> lengths_parse(std::string_view flag, std::string_view text,
+                                        std::int64_t minimum, std::int64_t maximum) {
+  if (text == "none") return {};
+  std::vector<std::int64_t> list = counts_parse(flag, text, minimum, maximum);
+  std::ranges::sort(list);
+  const auto repeated = std::ranges::unique(list);
+  list.erase(repeated.begin(), repeated.end());
   return list;
+}
+
+Wanted wanted_parse(const Flags& flags) {
+  Wanted wanted;
+  wanted.prompts = lengths_parse("--prompt", flags.prompt.text, 1, kLongest);
+  wanted.depths = lengths_parse("--depths", flags.depths.text, 0, kLongest);
+  wanted.batches = counts_parse("--batch", flags.batch.text, 1, kMostSessions);
+  std::ranges::sort(wanted.batches);
+  const auto repeated = std::ranges::unique(wanted.batches);
+  wanted.batches.erase(repeated.begin(), repeated.end());
+  wanted.generate = count_parse("--generate", flags.generate.text, 1, kLongest);
+  wanted.repeat = count_parse("--repeat", flags.repeat.text, 1, kMostRepeats);
+  if (wanted.prompts.empty() && wanted.depths.empty()) {
+    fail_input("--prompt none and --depths none leave nothing to measure; give one of them");
+  }
+  return wanted;
+}
+
+/// Ids all over the vocabulary, the same every time for the same seed.
+class MadeUpTokens {
+ public:
+  MadeUpTokens(std::int64_t vocabulary, std::uint64_t seed)
+      : vocabulary_(static_cast<std::uint64_t>(vocabulary)), state_(seed + 1) {}
+
+  std::int32_t next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<std::int32_t>((state_ >> 33) % vocabulary_);
+  }
+  std::vector<std::int32_t> next(std::int64_t count) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+    for (std::int32_t& token : tokens) token = next();
+    return tokens;
+  }
+
+ private:
+  std::uint64_t vocabulary_;
+  std::uint64_t state_;
+};
+
+/// The method of all layers, or "mixed".
+std::string method_name(const std::vector<Settings>& layers) {
+  const auto differs = [&](const Settings& settings) {
+    return settings.method != layers.front().method;
+  };
+  if (std::ranges::any_of(layers, differs)) return "mixed";
+  return std::string(method_for(layers.front().method).name());
+}
+
+/// Measures one thing after another on a model.
+class Bench {
+ public:
+  Bench(std::shared_ptr<const Model> model, SessionOptions options, Wanted wanted, int threads)
+      : model_(std::move(model)),
+        options_(std::move(options)),
+        wanted_(std::move(wanted)),
+        context_(threads) {}
+
+  /// Throws Error (bad input) where the largest of it would not fit into the machine.
+  void require_memory() {
+    const auto require = [&](std::int64_t length, std::int64_t batch, const std::string& what) {
+      const SessionMemory memory = session_memory(*model_, options_, length, context_.threads());
+      memory_require(static_cast<double>(memory.cache) * static_cast<double>(batch) +
+                         static_cast<double>(memory.scratch),
+                     what);
+    };
+    if (!wanted_.prompts.empty()) {
+      const std::int64_t length = wanted_.prompts.back();
+      require(length, 1, fmt::format("--prompt {}", length));
+    }
+    if (!wanted_.depths.empty()) {
+      const std::int64_t depth = wanted_.depths.back();
+      const std::int64_t batch = wanted_.batches.back();
+      require(decoded_end(depth), batch, fmt::format("--depths {} with --batch {}", depth, batch));
+    }
+  }
+
+  Report measure() {
+    std::vector<std::int64_t> lengths;  // a prompt that was read serves the same depth
+    std::ranges::set_union(wanted_.prompts, wanted_.depths, std::back_inserter(lengths));
+    for (const std::int64_t length : lengths) {
+      std::vector<Session> sessions;
+      if (std::ranges::binary_search(wanted_.prompts, length)) {
+        sessions.push_back(prefill_measure(length));
+      }
+      if (std::ranges::binary_search(wanted_.depths, length)) {
+        for (const std::int64_t batch : wanted_.batches) decode_measure(sessions, length, batch);
+      }
+    }
+    return std::move(report_);
+  }
+
+ private:
+  /// The last position a decoding run after `depth` tokens can reach.
+  std::int64_t decoded_end(std::int64_t depth) const {
+    const auto runs = static_cast<std::int64_t>(wanted_.batches.size());
+    return depth + 1 + runs * (1 + wanted_.repeat * wanted_.generate);
+  }
+
+  Session session_make(std::int64_t length, Times* times = nullptr) {
+    Session session(model_, context_, options_);
+    const std::vector<std::int32_t> tokens =
+        MadeUpTokens(model_->info().vocabulary, 0).next(length);
+    const Stopwatch watch;
+    prefill_shown(session, tokens, "reading");
+    if (times != nullptr) times->add(watch.seconds());
+    return session;
+  }
+
+  void row_begin() {
+    memory_trim();
+    peak_memory_reset();
+  }
+
+  Session prefill_measure(std::int64_t length) {
+    row_begin();
+    Row row{length, 1, length};
+    std::optional<Session> session;
+    for (std::int64_t run = 0; run < wanted_.repeat; ++run) {
+      session.reset();
+      session.emplace(session_make(length, &row.times));
+    }
+    row.cache = session->cache_bytes();
+    row.peak = peak_memory();
+    report_.prefill.push_back(row);
+    return std::move(*session);
+  }
+
+  /// Decodes in `batch` sessions of depth `depth`: those that are missing are copies of the first,
+  /// and go on with tokens of their own. The runs follow one another, so later ones are a few
+  /// tokens deeper.
+  void decode_measure(std::vector<Session>& sessions, std::int64_t depth, std::int64_t batch) {
+    row_begin();
+    if (sessions.empty()) sessions.push_back(session_make(std::max<std::int64_t>(depth, 1)));
+    while (std::ssize(sessions) < batch) {
+      sessions.push_back(sessions.front().fork(sessions.front().length()));
+    }
+    std::vector<Session*> together;
+    for (Session& session : sessions) together.push_back(&session);
+    MadeUpTokens made_up(model_->info().vocabulary, 1);
+
+    Row row{depth, batch, batch * wanted_.generate};
+    Progress progress(static_cast<double>(wanted_.repeat * wanted_.generate));
+    const std::string label = fmt::format("decoding after {} tokens, batch {}", depth, batch);
+    progress.step(label, 0);
+    const auto step = [&] {
+      interrupt_check();
+      if (batch == 1) {
+        together.front()->decode(made_up.next());
+      } else {
+        sessions_decode(together, made_up.next(batch));
+      }
+    };
+    step();  // warms up
+    for (std::int64_t run = 0; run < wanted_.repeat; ++run) {
+      const Stopwatch watch;
+      for (std::int64_t i = 0; i < wanted_.generate; ++i) {
+        step();
+        progress.reached(static_cast<double>(run * wanted_.generate + i + 1), label);
+      }
+      row.times.add(watch.seconds());
+    }
+    for (const Session* session : together) row.cache += session->cache_bytes();
+    row.peak = peak_memory();
+    report_.decode.push_back(row);
+  }
+
+  std::shared_ptr<const Model> model_;
+  SessionOptions options_;
+  Wanted wanted_;
+  Context context_;
+  Report report_;
+};
+
+std::string table_text(const Report& report) {
+  std::string text;
+  if (!report.prefill.empty()) {
+    Table table({"prompt", "tokens/s", "mean", "seconds", "cache", "peak memory"});
+    for (const Row& row : report.prefill) {
+      table.add({length_text(row.length), number_text(row.times.rate(row.tokens)),
+                 number_text(row.times.rate_mean(row.tokens)), number_text(row.times.best),
+                 bytes_text(static_cast<double>(row.cache)),
+                 bytes_text(static_cast<double>(row.peak))});
+    }
+    text += "\n" + table.text();
+  }
+  if (!report.decode.empty()) {
+    Table table({"depth", "batch", "tokens/s", "mean", "ms a step", "cache", "peak memory"});
+    for (const Row& row : report.decode) {
+      const auto steps = static_cast<double>(row.tokens / row.batch);
+      table.add(
+          {length_text(row.length), fmt::format("{}", row.batch),
+           number_text(row.times.rate(row.tokens)), number_text(row.times.rate_mean(row.tokens)),
+           number_text(row.times.best / steps * 1e3), bytes_text(static_cast<double>(row.cache)),
+           bytes_text(static_cast<double>(row.peak))});
+    }
+    text += "\n" + table.text();
+  }
+  return text;
+}
+
+Json row_json(Json json, const Row& row) {
+  json["tokens_per_s"] = row.times.rate(row.tokens);
+  json["tokens_per_s_mean"] = row.times.rate_mean(row.tokens);
+  json["seconds"] = row.times.best;
+  json["cache_bytes"] = row.cache;
+  json["peak_bytes"] = row.peak;
+  return json;
 }
 
 void run(const Flags& flags) {
   flags.model.check();
-  const std::vector<std::int64_t> lengths =
-      counts_parse("--lengths", flags.lengths.text, 1, kLongest);
-  const std::vector<MethodKind> methods = methods_parse(flags.methods.text);
-  const std::int64_t decoded = count_parse("--decode", flags.decode.text, 1, kLongest);
+  const Wanted wanted = wanted_parse(flags);
 
+  const Stopwatch loading;
   const std::shared_ptr<const Model> model = flags.model.load();
+  const double load_seconds = loading.seconds();
+  std::int64_t peak = peak_memory();
+  const ModelInfo& info = model->info();
   const SessionOptions options = flags.model.session_options(*model);
   const int threads = Context(flags.model.threads()).threads();
-  const std::int64_t longest = std::ranges::max(lengths);
-  for (const MethodKind kind : methods) {
-    session_require(*model, with_method(options, kind), longest + decoded, threads,
-                    fmt::format("{} tokens ({})", longest, method_name(kind)));
+  const InterruptWatch interrupts;
+  Bench bench(model, options, wanted, threads);
+  bench.require_memory();
+  const Report report = bench.measure();
+
+  const std::string method = method_name(options.settings);
+  const char* precision = info.precision == Precision::f32 ? "f32" : "bf16";
+  if (!flags.json) {
+    print(fmt::format("{}, {}, {}, {} threads ({})\n{}\n{}", path_printable(info.path), method,
+                      precision, threads, machine_name(), settings_line(options.settings),
+                      table_text(report)));
+    return;
   }
-  std::vector<Measured> rows;
-  for (const std::int64_t length : lengths) {
-    for (const MethodKind kind : methods) {
-      rows.push_back(measure(model, with_method(options, kind), kind, length, decoded, threads));
-    }
+  Json prefill = Json::array();
+  for (const Row& row : report.prefill) {
+    prefill.push_back(row_json({{"tokens", row.length}}, row));
+    peak = std::max(peak, row.peak);
   }
-  const bool f32 = model->info().precision == Precision::f32;
-  if (flags.json) {
-    print_json({{"model", model->info().path},
-                {"machine", machine_name()},
-                {"date", date_text()},
-                {"threads", threads},
-                {"precision", f32 ? "f32" : "bf16"},
-                {"settings", settings_json(options.settings)},
-                {"rows", rows_json(rows)}});
-  } else {
-    print(fmt::format("{}, {}, {} threads ({})\n{}\n\n{}", path_printable(model->info().path),
-                      f32 ? "f32" : "bf16", threads, machine_name(),
-                      settings_line(options.settings), table_text(rows)));
+  Json decode = Json::array();
+  for (const Row& row : report.decode) {
+    decode.push_back(row_json({{"depth", row.length}, {"batch", row.batch}}, row));
+    peak = std::max(peak, row.peak);
   }
+  print_json({{"prefill", std::move(prefill)},
+              {"decode", std::move(decode)},
+              {"method", method},
+              {"model", info.path},
+              {"machine", machine_name()},
+              {"date", date_text()},
+              {"threads", threads},
+              {"precision", precision},
+              {"settings", settings_json(options.settings)},
+              {"generate", wanted.generate},
+              {"repeat", wanted.repeat},
+              {"load_s", load_seconds},
+              {"weights", packing_name(info.weights)},
+              {"weight_bytes", info.weight_bytes},
+              {"peak_bytes", peak}});
 }
 
 }  // namespace
@@ -172,11 +357,13 @@ Command bench_model_command(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
   CLI::App* app = parent.add_subcommand("model", "Prefill and decoding of a whole model");
   app->footer(kExplanation);
-  flags->lengths.add(*app, "--lengths", "N,N,...", "prompt lengths", "1K,4K");
-  flags->methods.add(*app, "--methods", "NAME,...", "of lca, dense, window", "lca,dense");
-  flags->decode.add(*app, "--decode", "N", "tokens decoded after each prompt", "32");
+  flags->prompt.add(*app, "--prompt", "N,N,...|none", "lengths of prompts to read", "2K,8K");
+  flags->depths.add(*app, "--depths", "N,N,...|none", "tokens before those decoded", "0,8K");
+  flags->generate.add(*app, "--generate", "N", "tokens decoded at each depth", "48");
+  flags->batch.add(*app, "--batch", "N,N,...", "sessions that decode together", "1");
+  flags->repeat.add(*app, "--repeat", "N", "runs of each, of which the best is shown", "2");
   app->add_flag("--json", flags->json, "print JSON");
-  flags->model.add_for_methods(*app);
+  flags->model.add(*app, "auto");
   return {app, [flags] { run(*flags); }};
 }
 

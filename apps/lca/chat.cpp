@@ -7,6 +7,7 @@
 #include "interrupt.h"
 #include "model_flags.h"
 #include "reply.h"
+#include "session_keeper.h"
 #include "terminal.h"
 
 #include <fmt/format.h>
@@ -21,10 +22,13 @@ namespace {
 constexpr const char* kExamples =
     "At the prompt: /help, /stats, /reset, /exit. Ctrl-C ends a reply, or at the prompt the "
     "chat.\n"
+    "With --session the conversation is saved after every turn, and goes on where the file is "
+    "there.\n"
     "\n"
     "Examples:\n"
     "  lca chat smollm2\n"
     "  lca chat smollm2 --system \"Answer in one sentence.\" --temperature 0.7 --seed 1\n"
+    "  lca chat smollm2 --session talk.session\n"
     "  printf 'Hello!\\nWho are you?\\n' | lca chat smollm2 --method dense";
 
 constexpr std::string_view kHelp =
@@ -36,6 +40,7 @@ constexpr std::string_view kHelp =
 struct Flags {
   ModelFlags model;
   ReplyFlags reply;
+  SessionFlag session;
   TextFlag system, format;
 };
 
@@ -56,27 +61,35 @@ std::optional<std::string> line_read() {
 class Chat {
  public:
   Chat(const Flags& flags, std::shared_ptr<const Model> model, const Tokenizer& tokenizer,
-       const ChatWriter& writer, GenerateOptions options)
+       const ChatWriter& writer, GenerateOptions options, SessionKeeper& keeper)
       : flags_(flags),
         model_(std::move(model)),
         tokenizer_(tokenizer),
         writer_(writer),
         options_(std::move(options)),
+        keeper_(keeper),
         context_(flags.model.threads()),
         session_options_(flags.model.session_options(*model_)),
-        session_(model_, context_, session_options_),
-        warning_(model_->info()) {}
+        session_(keeper.open(model_, context_, session_options_)),
+        warning_(model_->info()) {
+    session_options_.settings = session_.settings();
+    if (keeper_.begun()) {
+      print_note(fmt::format("{}: a conversation of {} tokens goes on",
+                             path_printable(keeper_.path()), session_.length()));
+    }
+  }
 
   void run() {
     while (const std::optional<std::string> line = line_read()) {
       if (line->empty()) continue;
-      if (*line == "/exit" || *line == "/quit") return;
+      if (*line == "/exit" || *line == "/quit") break;
       if (line->starts_with("/")) {
         command(*line);
       } else {
         turn(*line);
       }
     }
+    if (unsaved_) keeper_.save(session_);
   }
 
  private:
@@ -87,7 +100,7 @@ class Chat {
       print_stats();
     } else if (line == "/reset") {
       session_ = Session(model_, context_, session_options_);
-      unread_.clear();
+      unsaved_ = keeper_.given();
       print_note("the conversation starts over");
     } else {
       print_note(fmt::format("unknown command {}; there is /help, /stats, /reset, /exit",
@@ -105,7 +118,7 @@ class Chat {
 
   /// What the session has to read so that the model can answer `text`.
   std::vector<std::int32_t> turn_ids(const std::string& text) const {
-    if (session_.length() == 0 && unread_.empty()) {
+    if (session_.length() == 0 && session_.pending().empty()) {
       std::vector<ChatMessage> messages;
       if (flags_.system.given()) {
         messages.push_back({ChatMessage::Role::system, flags_.system.text});
@@ -113,7 +126,7 @@ class Chat {
       messages.push_back({ChatMessage::Role::user, text});
       return writer_.prompt(messages);
     }
-    std::vector<std::int32_t> ids = unread_;
+    std::vector<std::int32_t> ids = session_.pending();
     const std::vector<std::int32_t> next = writer_.next_turn(text, false);
     ids.insert(ids.end(), next.begin(), next.end());
     return ids;
@@ -127,18 +140,38 @@ class Chat {
         *model_, session_options_, length + options_.max_tokens, context_.threads(),
         fmt::format("a conversation of {} tokens and {} new ones", length, options_.max_tokens));
     warning_.check(length);
-    TextPrinter printer;
-    const Reply reply =
-        reply_make(session_, tokenizer_, ids, options_, "reading", std::ref(printer));
-    printer.end_line();
-    warning_.check(session_.length());
-    print_note(reply_summary(reply));
-    // What Ctrl-C kept from being read is read with the next turn.
-    unread_.assign(ids.begin() + reply.read_tokens, ids.end());
+    {
+      const InterruptWatch interrupts;  // until it is saved
+      answer(ids);
+    }
     if (stdin_is_terminal()) {
       interrupt_clear();
     } else {
       interrupt_check();
+    }
+  }
+
+  /// Reads, answers and saves.
+  void answer(const std::vector<std::int32_t>& ids) {
+    unsaved_ = keeper_.given();
+    TextPrinter printer;
+    Reply reply;
+    try {
+      reply = reply_make(session_, tokenizer_, ids, options_, "reading", std::ref(printer));
+    } catch (const OutputClosed&) {
+      session_.set_pending({});
+      keeper_.try_save(session_);
+      throw;
+    }
+    // What Ctrl-C kept from being read is read with the next turn.
+    session_.set_pending({ids.begin() + reply.read_tokens, ids.end()});
+    keeper_.try_save(session_);
+    unsaved_ = !keeper_.error().empty();
+    printer.end_line();
+    warning_.check(session_.length());
+    print_note(reply_summary(reply));
+    if (unsaved_) {
+      print_note(fmt::format("lca: error: {}; the session is not saved", keeper_.error()));
     }
   }
 
@@ -147,16 +180,19 @@ class Chat {
   const Tokenizer& tokenizer_;
   const ChatWriter& writer_;
   GenerateOptions options_;
+  SessionKeeper& keeper_;
   Context context_;
   SessionOptions session_options_;
   Session session_;
   ContextWarning warning_;
-  std::vector<std::int32_t> unread_;
+  bool unsaved_ = false;  // the file does not hold what was said last
 };
 
 void run(const Flags& flags) {
   flags.model.check();
   flags.reply.read({});
+  SessionKeeper keeper(flags.session);
+  system_check(flags.system, keeper);
   const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
   const Tokenizer tokenizer = checkpoint.tokenizer();
   const std::unique_ptr<ChatWriter> writer = chat_writer(checkpoint, tokenizer, flags.format);
@@ -167,7 +203,7 @@ void run(const Flags& flags) {
                            path_printable(checkpoint.path().filename().native()),
                            chat_format_name(writer->format())));
   }
-  Chat(flags, model, tokenizer, *writer, std::move(options)).run();
+  Chat(flags, model, tokenizer, *writer, std::move(options), keeper).run();
 }
 
 }  // namespace
@@ -179,6 +215,7 @@ Command chat_command(CLI::App& parent) {
   flags->system.add(*app, "--system", "TEXT", "how the model is to behave");
   flags->format.add(*app, "--chat-format", chat_format_placeholder(),
                     "how turns are written; the model's own unless given");
+  flags->session.add(*app);
   flags->model.add(*app, "auto");
   flags->reply.add(*app, "512");
   return {app, [flags] { run(*flags); }};

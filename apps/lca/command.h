@@ -25,6 +25,8 @@ Command inspect_command(CLI::App& parent);
 Command tokenize_command(CLI::App& parent);
 Command logits_command(CLI::App& parent);
 Command plan_command(CLI::App& parent);
+Command session_inspect_command(CLI::App& parent);
+Command session_fork_command(CLI::App& parent);
 /// `demo` alone is a conversation; its own subcommand is the next.
 Command demo_command(CLI::App& parent);
 Command demo_attention_command(CLI::App& parent);

@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "engine/chat.h"
 #include "model_flags.h"
+#include "models/weight_packing.h"
 #include "terminal.h"
 
 #include <lca/cache.h>
@@ -36,6 +37,7 @@ struct Flags {
   ModelArgument model;
   CommonFlags common;
   KnobFlags knobs;
+  WeightsFlag packing;
   TextFlag adapter;
   bool json = false;
 };
@@ -67,7 +69,8 @@ struct Facts {
   std::string path, format;
   ModelConfig config;
   std::int64_t parameters = 0;
-  std::size_t weight_bytes = 0;
+  std::size_t weight_bytes = 0;  // after packing
+  std::string packing;
   std::map<std::string, std::int64_t> weight_types;  // tensors of each
   std::vector<std::int32_t> end_tokens;
   Maybe tokenizer, chat_format;
@@ -109,8 +112,11 @@ Facts facts_of(const Checkpoint& checkpoint, const Flags& flags) {
   facts.format = checkpoint.kind() == Checkpoint::Kind::gguf ? "gguf" : "huggingface";
   facts.config = checkpoint.config();
   facts.parameters = parameters_of(checkpoint);
+  const WeightPacking packing = flags.packing.read();
+  packing_require(checkpoint, packing);
+  facts.weight_bytes = weight_bytes(checkpoint, packing);
+  facts.packing = packing_name(packing);
   for (const StoredTensor& tensor : checkpoint.tensors()) {
-    facts.weight_bytes += tensor.bytes();
     ++facts.weight_types[std::string(packed_type_info(tensor.type).name)];
   }
   facts.end_tokens = checkpoint.end_tokens();
@@ -173,6 +179,7 @@ void print_facts_json(const Facts& facts) {
                {"context", config.context},
                {"weight_bytes", facts.weight_bytes},
                {"weight_types", facts.weight_types},
+               {"weight_packing", facts.packing},
                {"rope", rope_json(config.rope)},
                {"experts", experts_json(config.experts)},
                {"tied", config.tied},
@@ -210,8 +217,10 @@ std::string weights_text(const Facts& facts) {
   for (const auto& [name, count] : facts.weight_types) {
     types.push_back(fmt::format("{} × {}", count, name));
   }
-  return fmt::format("{} ({})", bytes_text(static_cast<double>(facts.weight_bytes)),
-                     fmt::join(types, ", "));
+  return fmt::format(
+      "{} ({}{})", bytes_text(static_cast<double>(facts.weight_bytes)),
+      facts.packing == "keep" ? "" : fmt::format("packed to {} from ", facts.packing),
+      fmt::join(types, ", "));
 }
 
 std::string cache_text(double dense, double lca) {
@@ -253,6 +262,7 @@ void print_facts(const Facts& facts) {
 
 void run(const Flags& flags) {
   flags.common.threads();
+  flags.packing.read();
   flags.knobs.apply(Settings{});
   const Facts facts = facts_of(Checkpoint::open(flags.model.path()), flags);
   flags.json ? print_facts_json(facts) : print_facts(facts);
@@ -266,6 +276,7 @@ Command inspect_command(CLI::App& parent) {
   app->footer(kExamples);
   flags->model.add(*app);
   flags->adapter.add(*app, "--adapter", "DIR|none", "take the settings of this adapter", "none");
+  flags->packing.add(*app);
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::yes, KnobFlags::ScaleFlag::no);

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <utility>
 
 namespace lca::cli {
 namespace {
@@ -16,7 +17,9 @@ std::atomic<int> shields{0};
 std::atomic<int> watches{0};
 std::atomic<int> pending{0};
 std::atomic<bool> line_open{false};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+std::atomic<const char*> unlinked{nullptr};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
+              std::atomic<const char*>::is_always_lock_free);
 
 /// A single call into a kernel may take a minute, and nothing outside a shield needs tidying up:
 /// leaving right here is both safe and what the person at the keyboard expects.
@@ -26,6 +29,7 @@ void handle(int signal) {
   if (line_open) {
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, "\n", 1);
   }
+  if (const char* path = unlinked) ::unlink(path);
   ::_exit(128 + signal);
 }
 
@@ -56,6 +60,11 @@ void interrupt_clear() { pending = 0; }
 int interrupt_exit_code() { return 128 + (pending != 0 ? pending.load() : SIGINT); }
 
 void interrupt_line_open(bool open) { line_open = open; }
+
+InterruptUnlink::InterruptUnlink(std::string path) : path_(std::move(path)) {
+  unlinked = path_.c_str();
+}
+InterruptUnlink::~InterruptUnlink() { unlinked = nullptr; }
 
 InterruptShield::InterruptShield() { ++shields; }
 InterruptShield::~InterruptShield() { --shields; }

@@ -25,6 +25,18 @@ int interrupt_exit_code();
 /// Tells the handler whether a progress line is being drawn, which it then has to end.
 void interrupt_line_open(bool open);
 
+/// While one lives a signal that ends the program removes this file first. One at a time.
+class InterruptUnlink {
+ public:
+  explicit InterruptUnlink(std::string path);
+  ~InterruptUnlink();
+  InterruptUnlink(const InterruptUnlink&) = delete;
+  InterruptUnlink& operator=(const InterruptUnlink&) = delete;
+
+ private:
+  std::string path_;
+};
+
 /// While one lives a signal is only noted: a file being written is finished or removed first.
 class InterruptShield {
  public:

@@ -11,16 +11,23 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
+#include <cstdint>
 #include <ctime>
 #include <fstream>
 #include <string_view>
+#include <system_error>
 
 namespace lca::cli {
+
+namespace fs = std::filesystem;
+
 namespace {
 
 /// The text after "key:" in a file of such lines, without the space around it.
-std::string field_read(const char* path, std::string_view key) {
+std::string field_read(const fs::path& path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     const std::size_t colon = line.find(':');
@@ -31,11 +38,97 @@ std::string field_read(const char* path, std::string_view key) {
   return "";
 }
 
+/// The number a text begins with; −1 where it begins with none, or with one that does not fit.
+std::int64_t number_parse(std::string_view text) {
+  std::int64_t number = -1;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+  return parsed.ec == std::errc() && number >= 0 ? number : -1;
+}
+
 /// The same for a line that counts kilobytes: the bytes, or −1.
-std::int64_t kilobytes_read(const char* path, std::string_view key) {
-  const std::string text = field_read(path, key);
-  if (text.empty() || text[0] < '0' || text[0] > '9') return -1;
-  return std::stoll(text) * 1024;
+std::int64_t kilobytes_read(const fs::path& path, std::string_view key) {
+  const std::int64_t number = number_parse(field_read(path, key));
+  return number > INT64_MAX / 1024 ? -1 : std::max<std::int64_t>(-1, number * 1024);
+}
+
+/// The number in a file of one, −1 where there is none ("max" means no limit).
+std::int64_t number_read(const fs::path& path) {
+  std::ifstream file(path);
+  std::string text;
+  std::getline(file, text);
+  return number_parse(text);
+}
+
+/// The lesser of two amounts, of which −1 is none.
+std::int64_t lesser(std::int64_t a, std::int64_t b) {
+  return a < 0 ? b : b < 0 ? a : std::min(a, b);
+}
+
+/// What the files of a control group are called.
+struct GroupFiles {
+  const char *limit, *used, *cached;
+};
+constexpr GroupFiles kGroupV2 = {"memory.max", "memory.current", "inactive_file"};
+constexpr GroupFiles kGroupV1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                 "total_inactive_file"};
+
+/// What one group has left, or −1. The limit counts files that are in memory because they were read
+/// once; those make way.
+std::int64_t group_left(const fs::path& group, const GroupFiles& names) {
+  const std::int64_t limit = number_read(group / names.limit);
+  const std::int64_t used = number_read(group / names.used);
+  if (limit < 0 || used < 0) return -1;
+  std::int64_t cached = 0;
+  std::ifstream file(group / "memory.stat");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t space = line.find(' ');
+    if (space == std::string::npos || line.compare(0, space, names.cached) != 0) continue;
+    cached = std::clamp<std::int64_t>(number_parse(line.substr(space + 1)), 0, used);
+  }
+  return std::max<std::int64_t>(0, limit - (used - cached));
+}
+
+/// The least of a group and all those around it. Inside a container the outer part of the path may
+/// not be visible: the groups that are there still count.
+std::int64_t groups_left(const fs::path& mount, const std::string& path, const GroupFiles& names) {
+  std::int64_t least = group_left(mount, names);
+  fs::path group = mount;
+  for (const fs::path& part : fs::path(path).relative_path()) {
+    if (part == "..") return least;
+    group /= part;
+    least = lesser(least, group_left(group, names));
+  }
+  return least;
+}
+
+/// The same for every hierarchy of groups that limits memory.
+std::int64_t control_groups_left(const fs::path& root) {
+  const fs::path mount = root / "sys/fs/cgroup";
+  std::int64_t least = -1;
+  std::ifstream file(root / "proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {  // "0::/path", "4:memory:/path"
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string path = line.substr(second + 1);
+    if (controllers == ",,") {
+      least = lesser(least, groups_left(mount, path, kGroupV2));
+      least = lesser(least, groups_left(mount / "unified", path, kGroupV2));
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      least = lesser(least, groups_left(mount / "memory", path, kGroupV1));
+    }
+  }
+  return least;
+}
+
+/// What the limit of the address space leaves, or −1 where there is none.
+std::int64_t address_space_left() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+  const std::int64_t used = kilobytes_read("/proc/self/status", "VmSize");
+  const auto most = static_cast<std::int64_t>(std::min<rlim_t>(limit.rlim_cur, INT64_MAX));
+  return std::max<std::int64_t>(0, most - std::max<std::int64_t>(0, used));
 }
 
 }  // namespace
@@ -55,7 +148,11 @@ std::string date_text() {
   return {text, std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-std::int64_t memory_available() { return kilobytes_read("/proc/meminfo", "MemAvailable"); }
+std::int64_t memory_available_in(const fs::path& root) {
+  return lesser(kilobytes_read(root / "proc/meminfo", "MemAvailable"), control_groups_left(root));
+}
+
+std::int64_t memory_available() { return lesser(memory_available_in("/"), address_space_left()); }
 
 void memory_require(double bytes, const std::string& what) {
   const std::int64_t available = memory_available();

@@ -18,6 +18,8 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace lca::cli {
@@ -32,6 +34,20 @@ int fail(int code, std::string_view message) {
   return code;
 }
 
+/// The same without making a text: there may be no memory for one.
+int fail_memory() {
+  constexpr std::string_view kLine =
+      "lca: error: not enough memory: the system gives no more; try a shorter context or a smaller "
+      "model, free some memory, or raise the limit (ulimit -v)\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+  return kFailure;
+}
+
+/// Whether it says that there is no room for another thread or block of memory.
+bool is_shortage(const std::error_code& code) {
+  return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
+}
+
 struct Program {
   CLI::App app{
       "Language models with long contexts on a condensed KV cache (Latent-Condensed Attention).",
@@ -40,6 +56,7 @@ struct Program {
   CommonFlags op_common;
   CommonFlags bench_common;
   CommonFlags eval_common;
+  CommonFlags session_common;
   std::vector<Command> commands;
 
   Program() {
@@ -65,6 +82,19 @@ struct Program {
     commands.push_back(plan_command(app));
     commands.push_back(tokenize_command(app));
     commands.push_back(logits_command(app));
+
+    CLI::App* session = app.add_subcommand("session", "Look at saved sessions, and fork them");
+    session_common.add(*session);
+    session->require_subcommand(1);
+    session->footer(
+        "Examples:\n"
+        "  lca run smollm2 --session talk.session -p \"Who was Ada Lovelace?\"   begins one\n"
+        "  lca run smollm2 --session talk.session -p \"And her father?\"         goes on\n"
+        "  lca session inspect talk.session\n"
+        "  lca session fork talk.session other.session --length 2000 --model smollm2\n"
+        "More: lca session inspect --help, lca session fork --help");
+    commands.push_back(session_inspect_command(*session));
+    commands.push_back(session_fork_command(*session));
 
     CLI::App* eval = app.add_subcommand("eval", "Measure how good a model is");
     eval_common.add(*eval);
@@ -92,14 +122,14 @@ struct Program {
     bench->footer(
         "Examples:\n"
         "  lca bench attention --shape deepseek-v2-lite --lengths 1K,4K,16K\n"
-        "  lca bench model smollm2 --lengths 1K,4K --json\n"
+        "  lca bench model smollm2 --prompt 2K,8K --depths 0,8K --json\n"
         "More: lca bench attention --help, lca bench model --help");
     commands.push_back(bench_attention_command(*bench));
     commands.push_back(bench_model_command(*bench));
 
     CLI::App* demo = app.get_subcommand("demo");
     commands.push_back(demo_attention_command(*demo));
-    for (CLI::App* parent : {&app, eval, op, bench, demo}) {
+    for (CLI::App* parent : {&app, session, eval, op, bench, demo}) {
       for (CLI::App* sub : parent->get_subcommands([](CLI::App*) { return true; })) {
         sub->group("Commands");
       }
@@ -177,7 +207,10 @@ int run_guarded(int argc, char** argv) {
     if (error.kind() == ErrorKind::cancelled) return interrupt_exit_code();
     return fail(error.kind() == ErrorKind::bad_input ? kBadInput : kFailure, error.what());
   } catch (const std::bad_alloc&) {
-    return fail(kFailure, "out of memory; try a shorter context, or free some memory");
+    return fail_memory();
+  } catch (const std::system_error& error) {
+    if (is_shortage(error.code())) return fail_memory();
+    return fail(kFailure, fmt::format("unexpected: {}", error.what()));
   } catch (const std::exception& error) {
     return fail(kFailure, fmt::format("unexpected: {}", error.what()));
   } catch (...) {
@@ -193,6 +226,6 @@ int main(int argc, char** argv) {
   try {
     return lca::cli::run_guarded(argc, argv);
   } catch (...) {
-    return 1;  // not even the message could be made: no memory at all
+    return lca::cli::fail_memory();  // not even the message could be made
   }
 }

@@ -57,14 +57,19 @@ std::filesystem::path ModelArgument::path() const {
   return model_resolve(text_);
 }
 
+void WeightsFlag::add(CLI::App& app) {
+  flag_.add(app, "--weights", "keep|q8_0|q4_0",
+            "pack F32, F16 and BF16 weights into 8 or 4 bits while loading", "keep");
+}
+
+WeightPacking WeightsFlag::read() const {
+  static constexpr std::string_view kNames[] = {"keep", "q8_0", "q4_0"};
+  return static_cast<WeightPacking>(choice_parse("--weights", flag_.text, kNames));
+}
+
 void ModelFlags::add(CLI::App& app, const std::string& precision) {
   model_.add(app);
   add_common(app, precision, KnobFlags::MethodFlag::yes);
-}
-
-void ModelFlags::add_for_methods(CLI::App& app) {
-  model_.add(app);
-  add_common(app, "auto", KnobFlags::MethodFlag::no);
 }
 
 void ModelFlags::add_for_comparison(CLI::App& app, const std::string& model) {
@@ -77,6 +82,7 @@ void ModelFlags::add_common(CLI::App& app, const std::string& precision,
   adapter_.add(app, "--adapter", "DIR|none", "a PEFT LoRA folder to apply", "none");
   precision_.add(app, "--precision", "auto|f32|bf16",
                  "what products are computed in; auto: bf16 where the processor has it", precision);
+  weights_.add(app);
   chunk_.add(app, "--chunk", "N", "tokens of a prompt read together; tuned unless given");
   common_.add(app);
   knobs_.add(app, method_flag, KnobFlags::ScaleFlag::no);
@@ -84,6 +90,7 @@ void ModelFlags::add_common(CLI::App& app, const std::string& precision,
 
 void ModelFlags::check() const {
   precision();
+  weights_.read();
   chunk();
   threads();
   adapter_parse(adapter_.text);
@@ -104,6 +111,7 @@ std::shared_ptr<const Model> ModelFlags::load() const {
   options.path = path().string();
   options.adapter = adapter_parse(adapter_.text);
   options.precision = precision();
+  options.weights = weights_.read();
   Progress progress(1);
   progress.step("loading the model", 0);
   options.progress = [&progress](double share) { progress.reached(share, "loading the model"); };
@@ -180,7 +188,9 @@ std::string text_read(std::string_view flag, const std::string& path) {
   }
   if (path == "-") return standard_input_read();
   const MappedFile file(path);
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+  std::string text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  file.require_intact();
+  return text;
 }
 
 }  // namespace lca::cli

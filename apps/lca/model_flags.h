@@ -37,14 +37,23 @@ class ModelArgument {
 /// The folder that `--adapter` names; empty for none.
 std::string adapter_parse(std::string_view text);
 
+/// `--weights`, for every command that loads a model or says how large it is.
+class WeightsFlag {
+ public:
+  void add(CLI::App& app);
+  bool given() const { return flag_.given(); }
+  WeightPacking read() const;
+
+ private:
+  TextFlag flag_;
+};
+
 /// MODEL, `--adapter` and every knob: what decides the settings of each layer (mechanism §6).
 class ModelFlags {
  public:
   /// `precision` is the default: auto, f32 or bf16.
   void add(CLI::App& app, const std::string& precision);
-  /// For a command that chooses the methods itself: no `--method`.
-  void add_for_methods(CLI::App& app);
-  /// The same on a model of its own choice.
+  /// For a command that chooses model and methods itself: `--model` and no `--method`.
   void add_for_comparison(CLI::App& app, const std::string& model);
   /// Throws Error naming the first flag that is wrong.
   void check() const;
@@ -66,6 +75,7 @@ class ModelFlags {
   ModelArgument model_;
   CommonFlags common_;
   KnobFlags knobs_;
+  WeightsFlag weights_;
   TextFlag adapter_, precision_, chunk_;
 };
 

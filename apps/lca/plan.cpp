@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "model_flags.h"
+#include "models/weight_packing.h"
 #include "terminal.h"
 
 #include <lca/method.h>
@@ -33,6 +34,7 @@ struct Flags {
   ModelArgument model;
   CommonFlags common;
   KnobFlags knobs;
+  WeightsFlag packing;
   TextFlag shape, adapter, length, budget, dtype, chunk;
   bool json = false;
 };
@@ -266,9 +268,9 @@ Subject model_subject(const Flags& flags, DType dtype) {
         {config.attention, settings, dtype, flags.knobs.scale(config.softmax_scale())});
     subject.layers.back().validate();
   }
-  for (const StoredTensor& tensor : checkpoint.tensors()) {
-    subject.weights += static_cast<std::int64_t>(tensor.bytes());
-  }
+  const WeightPacking packing = flags.packing.read();
+  packing_require(checkpoint, packing);
+  subject.weights = static_cast<std::int64_t>(weight_bytes(checkpoint, packing));
   return subject;
 }
 
@@ -276,6 +278,10 @@ void run(const Flags& flags) {
   if (flags.model.given() == flags.shape.given()) {
     fail_input("give either MODEL (a folder, a .gguf file, or smollm2) or --shape {}",
                shape_names());
+  }
+  flags.packing.read();
+  if (flags.packing.given() && !flags.model.given()) {
+    fail_input("--weights packs those of MODEL; a shape has none");
   }
   const DType dtype = dtype_parse("--dtype", flags.dtype.text);
   const std::int64_t chunk = count_parse("--chunk", flags.chunk.text, 1);
@@ -303,6 +309,7 @@ Command plan_command(CLI::App& parent) {
   flags->model.add(*app, ModelArgument::Need::optional);
   flags->shape.add(*app, "--shape", shape_names(), "a published model's attention instead");
   flags->adapter.add(*app, "--adapter", "DIR|none", "take the settings of this adapter", "none");
+  flags->packing.add(*app);
   flags->length.add(*app, "--length", "N", "tokens of context", "128K");
   flags->budget.add(*app, "--budget", "SIZE",
                     "memory for it; prints the longest context that fits");

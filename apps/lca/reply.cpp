@@ -120,9 +120,10 @@ Reply reply_make(Session& session, const Tokenizer& tokenizer, std::span<const s
   Reply reply;
   reply.prompt_tokens = static_cast<std::int64_t>(prompt.size());
   const std::int64_t before = session.length();
+  reply.reused_tokens = before;
   const Stopwatch watch;
   try {
-    prefill_shown(session, prompt, label);
+    if (!prompt.empty()) prefill_shown(session, prompt, label);
     reply.prefill_seconds = watch.seconds();
     reply.generated = generate(session, tokenizer, options, [&](std::string_view text) {
       const double now = watch.seconds();
@@ -151,9 +152,10 @@ std::string reply_summary(const Reply& reply) {
     line = fmt::format("{}{} tokens read, {} written", reply.cancelled() ? "stopped: " : "",
                        reply.read_tokens, reply.generated.tokens.size());
   }
+  if (reply.reused_tokens > 0) line += fmt::format(", {} reused", reply.reused_tokens);
   if (reply.first_seconds > 0) {
-    line += fmt::format("; first token after {} ({})", seconds_text(reply.first_seconds),
-                        rate_text(reply.prefill_rate()));
+    line += fmt::format("; first token after {}", seconds_text(reply.first_seconds));
+    if (reply.read_tokens > 0) line += fmt::format(" ({})", rate_text(reply.prefill_rate()));
   }
   if (reply.decode_rate() > 0) line += fmt::format(", then {}", rate_text(reply.decode_rate()));
   const auto cache = static_cast<double>(reply.cache_bytes);

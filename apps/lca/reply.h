@@ -68,8 +68,9 @@ void prefill_shown(Session& session, std::span<const std::int32_t> tokens, const
 
 /// What a turn took.
 struct Reply {
-  std::int64_t prompt_tokens = 0;
-  std::int64_t read_tokens = 0;  ///< fewer where Ctrl-C came while it read
+  std::int64_t reused_tokens = 0;  ///< of the session, in front of what was to be read
+  std::int64_t prompt_tokens = 0;  ///< to be read
+  std::int64_t read_tokens = 0;    ///< fewer where Ctrl-C came while it read
   double prefill_seconds = 0;
   double first_seconds = 0;   ///< until the first token came, reading included; 0 where none did
   double decode_seconds = 0;  ///< from then to the last token
@@ -82,7 +83,8 @@ struct Reply {
   bool cancelled() const { return generated.reason == StopReason::cancelled; }
 };
 
-/// Reads `prompt` and continues it; `on_text` gets the text as it comes. Ctrl-C ends either part,
+/// Reads `prompt` (which may be empty where the session's logits are known) and continues it;
+/// `on_text` gets the text as it comes. Ctrl-C ends either part,
 /// and the reply then says so: it stays pending for the caller to clear or to leave with.
 Reply reply_make(Session& session, const Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
                  const GenerateOptions& options, const std::string& label,

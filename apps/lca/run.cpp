@@ -7,6 +7,7 @@
 #include "interrupt.h"
 #include "model_flags.h"
 #include "reply.h"
+#include "session_keeper.h"
 #include "terminal.h"
 
 #include <fmt/format.h>
@@ -24,15 +25,22 @@ constexpr const char* kExamples =
     "which\n"
     "keeps the gist of what lies outside the window but not its exact details.\n"
     "\n"
+    "With --session the conversation is kept in a file. Where the file is there, -p is the next\n"
+    "turn, --file begins a whole new prompt that reuses what it shares with the session, and with\n"
+    "neither of them the model goes on where it stopped.\n"
+    "\n"
     "Examples:\n"
     "  lca run smollm2 -p \"Why is the sky blue?\"\n"
     "  lca run smollm2 --file report.txt -p \"What does it recommend?\" -n 200\n"
     "  cat report.txt | lca run smollm2 --file - -p \"Sum it up.\" --method dense --json\n"
+    "  lca run smollm2 --session talk.session -p \"Who was Ada Lovelace?\" -n 64\n"
+    "  lca run smollm2 --session talk.session -n 64\n"
     "  lca run model.gguf --raw -p \"Once upon a time\" --temperature 0.8 --top-p 0.95 --seed 7";
 
 struct Flags {
   ModelFlags model;
   ReplyFlags reply;
+  SessionFlag session;
   TextFlag prompt, file, system, format;
   bool raw = false;
   bool json = false;
@@ -46,6 +54,7 @@ std::string message_text(const Flags& flags) {
   return text + flags.prompt.text;
 }
 
+/// A conversation from its beginning.
 std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokenizer,
                                      const ChatWriter* writer) {
   const std::string text = message_text(flags);
@@ -57,35 +66,80 @@ std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokeni
   return writer->prompt(messages);
 }
 
+/// What a session that has begun reads next: what it still had to read, and the next turn.
+std::vector<std::int32_t> next_ids(const Flags& flags, const Tokenizer& tokenizer,
+                                   const ChatWriter* writer, const Session& session) {
+  std::vector<std::int32_t> ids = session.pending();
+  if (!flags.prompt.given()) return ids;
+  if (flags.prompt.text.empty()) fail_input("the prompt is empty: there is nothing to answer");
+  const std::vector<std::int32_t> next =
+      writer != nullptr ? writer->next_turn(flags.prompt.text, false)
+                        : tokenizer.encode(flags.prompt.text, {.add_special = false});
+  ids.insert(ids.end(), next.begin(), next.end());
+  return ids;
+}
+
 Json reply_json(const Session& session, const Reply& reply, double load_seconds,
-                const std::vector<std::string>& warnings) {
+                const std::vector<std::string>& warnings, const SessionKeeper& keeper) {
   const auto rate = [](double value) { return value > 0 ? Json(value) : Json(); };
-  return {{"model", session.model().info().path},
-          {"prompt_tokens", reply.prompt_tokens},
-          {"text", reply.generated.text},
-          {"tokens", reply.generated.tokens.size()},
-          {"ids", reply.generated.tokens},
-          {"stop_reason", stop_reason_name(reply.generated.reason)},
-          {"load_s", load_seconds},
-          {"first_token_s", rate(reply.first_seconds)},
-          {"prefill_tokens_per_s", rate(reply.prefill_rate())},
-          {"decode_tokens_per_s", rate(reply.decode_rate())},
-          {"cache_bytes", reply.cache_bytes},
-          {"dense_cache_bytes", reply.dense_bytes},
-          {"settings", settings_json(session.settings())},
-          {"warnings", warnings}};
+  Json json = {{"model", session.model().info().path},
+               {"prompt_tokens", reply.reused_tokens + reply.prompt_tokens},
+               {"reused_tokens", reply.reused_tokens},
+               {"text", reply.generated.text},
+               {"tokens", reply.generated.tokens.size()},
+               {"ids", reply.generated.tokens},
+               {"stop_reason", stop_reason_name(reply.generated.reason)},
+               {"load_s", load_seconds},
+               {"first_token_s", rate(reply.first_seconds)},
+               {"prefill_tokens_per_s", rate(reply.prefill_rate())},
+               {"decode_tokens_per_s", rate(reply.decode_rate())},
+               {"cache_bytes", reply.cache_bytes},
+               {"dense_cache_bytes", reply.dense_bytes},
+               {"settings", settings_json(session.settings())},
+               {"warnings", warnings}};
+  if (keeper.given()) {
+    json["session"] = {{"path", keeper.path()},
+                       {"saved", keeper.error().empty()},
+                       {"tokens", session.length()},
+                       {"pending_tokens", session.pending().size()},
+                       {"bytes", keeper.bytes()}};
+  }
+  return json;
 }
 
 void check(const Flags& flags) {
   flags.model.check();
-  if (!flags.prompt.given() && !flags.file.given()) {
+  if (flags.raw && (flags.system.given() || flags.format.given())) {
+    fail_input("--raw takes the text as it is; leave out {}",
+               flags.system.given() ? "--system" : "--chat-format");
+  }
+}
+
+/// Whatever can be said about flags and session before the model is loaded.
+void check(const Flags& flags, const SessionKeeper& keeper) {
+  if (!flags.prompt.given() && !flags.file.given() && !keeper.begun()) {
     fail_input(
         "nothing to answer; give a question with -p TEXT, a document with --file DOC (- reads "
         "standard input), or both");
   }
-  if (flags.raw && (flags.system.given() || flags.format.given())) {
-    fail_input("--raw takes the text as it is; leave out {}",
-               flags.system.given() ? "--system" : "--chat-format");
+  if (!flags.file.given()) system_check(flags.system, keeper);
+}
+
+/// Reads and answers, and saves the session whatever becomes of it.
+Reply reply_kept(Session& session, SessionKeeper& keeper, const Tokenizer& tokenizer,
+                 std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                 const std::function<void(std::string_view)>& on_text) {
+  const InterruptWatch interrupts;  // from the first token to the end of saving
+  try {
+    Reply reply = reply_make(session, tokenizer, prompt, options, "reading", on_text);
+    session.set_pending({prompt.begin() + reply.read_tokens, prompt.end()});
+    keeper.try_save(session);
+    return reply;
+  } catch (const OutputClosed&) {
+    // Nobody reads any more, but somebody may go on later; the prompt has been read.
+    session.set_pending({});
+    keeper.try_save(session);
+    throw;
   }
 }
 
@@ -93,6 +147,8 @@ void run(const Flags& flags) {
   check(flags);
   GenerateOptions options = flags.reply.read({});  // mistakes in flags come before slow work
   const Stopwatch load_watch;
+  SessionKeeper keeper(flags.session);
+  check(flags, keeper);
   const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
   const Tokenizer tokenizer = checkpoint.tokenizer();
   std::unique_ptr<ChatWriter> writer;
@@ -101,33 +157,54 @@ void run(const Flags& flags) {
   }
   options = flags.reply.read(reply_end_tokens(checkpoint, writer.get()));
   double load_seconds = load_watch.seconds();
-  const std::vector<std::int32_t> prompt = prompt_ids(flags, tokenizer, writer.get());
+  const bool from_start = flags.file.given() || !keeper.begun();
+  std::vector<std::int32_t> prompt;
+  if (from_start) prompt = prompt_ids(flags, tokenizer, writer.get());
 
   const Stopwatch weights_watch;
   const std::shared_ptr<const Model> model = flags.model.load();
   load_seconds += weights_watch.seconds();
-  check_ids(prompt, model->info());
-  const auto count = static_cast<std::int64_t>(prompt.size());
-  const SessionOptions session_options = flags.model.session_options(*model);
   Context context(flags.model.threads());
-  session_require(*model, session_options, count + options.max_tokens, context.threads(),
+  Session session = keeper.open(model, context, flags.model.session_options(*model));
+  if (from_start) {
+    const std::int64_t reused = keeper.begun() ? session.keep_prefix(prompt) : 0;
+    prompt.erase(prompt.begin(), prompt.begin() + reused);
+  } else {
+    prompt = next_ids(flags, tokenizer, writer.get(), session);
+  }
+  if (prompt.empty() && session.logits().empty()) {
+    fail_input("{}: there is nothing to go on from; give the next turn with -p TEXT",
+               path_printable(keeper.path()));
+  }
+  options.open = keeper.given();
+  options.resumed = prompt.empty() && !from_start;
+  check_ids(prompt, model->info());
+  const std::int64_t count = session.length() + static_cast<std::int64_t>(prompt.size());
+  session_require(*model, {session.settings(), flags.model.session_options(*model).chunk},
+                  count + options.max_tokens, context.threads(),
                   fmt::format("a prompt of {} tokens and {} new ones", count, options.max_tokens));
 
   ContextWarning warning(model->info());
   warning.check(count);
-  Session session(model, context, session_options);
   TextPrinter printer;
   const Reply reply =
-      reply_make(session, tokenizer, prompt, options, "reading", [&](std::string_view text) {
+      reply_kept(session, keeper, tokenizer, prompt, options, [&](std::string_view text) {
         if (!flags.json) printer(text);
       });
   printer.end_line();
   warning.check(session.length());
   if (flags.json) {
-    print_json(reply_json(session, reply, load_seconds, warning.given()));
+    print_json(reply_json(session, reply, load_seconds, warning.given(), keeper));
   } else {
-    print_note(reply_summary(reply));
+    std::string line = reply_summary(reply);
+    if (keeper.given() && keeper.error().empty()) {
+      line += fmt::format("; {} tokens saved in {} ({})", session.length(),
+                          path_printable(keeper.path()),
+                          bytes_text(static_cast<double>(keeper.bytes())));
+    }
+    print_note(line);
   }
+  keeper.require_saved();
 }
 
 }  // namespace
@@ -141,6 +218,7 @@ Command run_command(CLI::App& parent) {
   flags->system.add(*app, "--system", "TEXT", "how the model is to behave");
   flags->format.add(*app, "--chat-format", chat_format_placeholder(),
                     "how turns are written; the model's own unless given");
+  flags->session.add(*app);
   app->add_flag("--raw", flags->raw, "no turns: the model goes on with the text as it is");
   app->add_flag("--json", flags->json, "print JSON, at the end");
   flags->model.add(*app, "auto");

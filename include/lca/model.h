@@ -18,12 +18,17 @@ namespace lca {
 /// both factors (sums stay float32) and stores the cache in bf16.
 enum class Precision : std::uint8_t { automatic, f32, bf16 };
 
+/// What becomes of the weights of linear layers while a model is loaded: they stay as on disk, or
+/// plain numbers (F32, F16, BF16) are packed into ggml's blocks of 8 or 4 bits a value.
+enum class WeightPacking : std::uint8_t { keep, q8_0, q4_0 };
+
 /// How to load a model.
 struct ModelOptions {
   std::string path;     ///< a folder or a .gguf file
   std::string adapter;  ///< a PEFT LoRA folder; empty: none
   /// `automatic`: bf16 where the processor multiplies it natively, else f32.
   Precision precision = Precision::automatic;
+  WeightPacking weights = WeightPacking::keep;
   /// Told how much is done, 0 … 1; what it throws ends the loading.
   std::function<void(double)> progress;
 };
@@ -36,12 +41,13 @@ struct ModelInfo {
   std::int64_t layers = 0;
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;
-  std::int64_t context = 0;     ///< positions it was trained for
-  std::int64_t parameters = 0;  ///< tied ones once; an adapter's not counted
-  std::size_t weight_bytes = 0;
+  std::int64_t context = 0;      ///< positions it was trained for
+  std::int64_t parameters = 0;   ///< tied ones once; an adapter's not counted
+  std::size_t weight_bytes = 0;  ///< as they are kept: packed where that was asked for
   AttentionShape attention;
   double softmax_scale = 0;
   Precision precision = Precision::f32;  ///< what `automatic` became
+  WeightPacking weights = WeightPacking::keep;
   std::vector<std::int32_t> end_tokens;
 };
 
@@ -59,6 +65,10 @@ class Model {
   const std::vector<Settings>& settings() const;
   /// The type its caches store: bf16 or f32, after the precision.
   DType cache_dtype() const;
+  /// 32 hexadecimal digits that tell models apart: configuration, every tensor's name, shape, type
+  /// and samples of its bytes, the adapter's likewise, and what products are computed in; not where
+  /// the files lie. Computed when first asked for.
+  const std::string& fingerprint() const;
 
   struct State;
   const State& state() const { return *state_; }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace lca {
@@ -56,8 +57,41 @@ class Session {
                const LogitsSink& logits = {});
   /// Takes one generated token.
   void decode(std::int32_t token);
-  /// Logits after the last token: [vocabulary]. Empty before the first.
+  /// Logits after the last token: [vocabulary]. Empty before the first, and where they are not
+  /// known: after a cut, and after a prompt that was stopped half way.
   std::span<const float> logits() const;
+
+  /// Tokens that belong to the conversation and are still to be read (what a stopped prompt left,
+  /// say). The session only keeps them, and saves them with the rest; whoever goes on hands them to
+  /// `prefill` and sets new ones.
+  const std::vector<std::int32_t>& pending() const;
+  void set_pending(std::vector<std::int32_t> tokens);
+
+  /// The shortest length `truncate` accepts now: all of it in `prompt` mode, else where the window
+  /// of the shorter session would hold what is condensed or dropped by now.
+  std::int64_t truncate_floor() const;
+  /// Forgets everything after the first `length` tokens, `pending` too. Throws Error where that is
+  /// below the floor. Logits are unknown after a cut.
+  void truncate(std::int64_t length);
+  /// Another session that stands at the first `length` tokens of this one, logits known: cut back
+  /// where the caches allow, else read again from the start, with `progress` as in `prefill`. In
+  /// `prompt` mode only the present length is possible; others throw Error.
+  Session fork(std::int64_t length,
+               const std::function<bool(PrefillProgress)>& progress = {}) const;
+  /// Keeps the longest beginning of `prompt` that the session can stand at, forgets the rest, and
+  /// returns how many tokens need not be read: whoever reads the others next is where reading
+  /// `prompt` from the start would lead. All of them only where the logits are known too; 0: the
+  /// session starts over. In `prompt` mode a longer prompt changes what was condensed: always 0.
+  std::int64_t keep_prefix(std::span<const std::int32_t> prompt);
+
+  /// Writes all of it to a file, which appears complete or not at all: what was there stays until
+  /// then (docs/sessions.md). Throws Error naming the path.
+  void save(const std::string& path) const;
+  /// Takes up a saved session: it goes on exactly as the saved one would have. The settings are the
+  /// file's; where `options` names others, where the model is another, and where the file is not
+  /// whole, Error says so in one line.
+  static Session load(std::shared_ptr<const Model> model, Context& context, const std::string& path,
+                      const SessionOptions& options = {});
 
   /// Bytes its caches hold (mechanism §7), and what dense attention would hold.
   std::size_t cache_bytes() const;

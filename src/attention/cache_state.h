@@ -64,6 +64,9 @@ struct Cache::State {
 /// Fills spare capacity with NaN, so that a test sees who reads it.
 void cache_poison_spare(Cache& cache);
 
+/// Bytes that `Cache::save` would write.
+std::size_t cache_stream_bytes(const Cache& cache);
+
 /// Rewrites the checksum at the end of a saved stream, so that a fuzzer gets past it.
 void cache_seal(std::vector<std::byte>& stream);
 

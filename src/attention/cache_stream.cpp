@@ -88,7 +88,7 @@ std::vector<std::byte> Cache::save() const {
   const State& s = *state_;
   if (!s.settled()) fail_input("cannot save a cache in the middle of a run: release it first");
   ByteWriter to;
-  to.reserve(bytes() + s.queries.bytes() + 512);
+  to.reserve(cache_stream_bytes(*this));
   to.put(kMagic);
   to.put(kVersion);
   put_spec(to, s.spec);
@@ -142,6 +142,14 @@ Cache Cache::load(std::span<const std::byte> bytes) {
   get_rows(from, queries, state->queries);
   if (from.left() != 0) fail_input("the cache stream has {} bytes too many", from.left());
   return Cache(std::move(state));
+}
+
+std::size_t cache_stream_bytes(const Cache& cache) {
+  constexpr std::size_t kWidths = 6;
+  const std::size_t spec = 2 + kWidths * sizeof(std::int64_t) + sizeof(double) +
+                           setting_fields().size() * sizeof(std::int64_t);
+  return sizeof(kMagic) + sizeof(kVersion) + spec + 2 * sizeof(std::int64_t) + cache.bytes() +
+         cache.state().queries.bytes() + sizeof(std::uint64_t);
 }
 
 void cache_seal(std::vector<std::byte>& stream) {

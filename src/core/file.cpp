@@ -40,6 +40,8 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int number() const { return number_; }
+  /// The number, no longer closed here.
+  int release() { return std::exchange(number_, -1); }
 
  private:
   int number_;
@@ -90,9 +92,9 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::filesystem::path& path) {
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
   // Without O_NONBLOCK opening a pipe waits for somebody to write to it.
-  const Descriptor file(open_retrying(path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
+  Descriptor file(open_retrying(path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
   if (file.number() < 0) fail_input("{}: {}", printable(path), error_text(-file.number()));
 
   struct stat info {};
@@ -109,21 +111,58 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number(), 0);
   if (memory == MAP_FAILED) {
     const int code = errno;
+    if (code == ENOMEM) {
+      fail_run(
+          "not enough memory: {} cannot be mapped, which takes {} bytes of address space; try a "
+          "smaller model, or a higher limit (ulimit -v)",
+          printable(path), size);
+    }
     fail_run("{}: cannot map {} bytes: {}", printable(path), size, error_text(code));
   }
-  bytes_ = {static_cast<const std::byte*>(memory), size};
+  const std::span mapped(static_cast<const std::byte*>(memory), size);
+  try {
+    guard_ = MappedGuard(mapped);
+  } catch (...) {
+    unmap(mapped);
+    throw;
+  }
+  bytes_ = mapped;
+  descriptor_ = file.release();
 }
 
-MappedFile::~MappedFile() { unmap(bytes_); }
+MappedFile::~MappedFile() {
+  guard_ = {};  // the range is nobody's before its addresses are
+  unmap(bytes_);
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
 
-MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      bytes_(std::exchange(other.bytes_, {})),
+      guard_(std::move(other.guard_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  if (this != &other) {
-    unmap(bytes_);
-    bytes_ = std::exchange(other.bytes_, {});
-  }
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(guard_, other.guard_);
   return *this;
+}
+
+bool MappedFile::intact() const {
+  if (bytes_.empty()) return true;
+  if (!mapped_all_intact() && !guard_.intact()) return false;
+  // The rest of the page in which a file ends reads as zeros, without a signal: hence the size.
+  struct stat info {};
+  return ::fstat(descriptor_, &info) != 0 || std::cmp_greater_equal(info.st_size, bytes_.size());
+}
+
+void MappedFile::fail_lost() const {
+  fail_run(
+      "{}: was cut short by another program while in use, or its disk failed; put the file back "
+      "and start again",
+      printable(path_));
 }
 
 FileWriter::FileWriter(std::filesystem::path path) : path_(resolve_link(std::move(path))) {

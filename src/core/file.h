@@ -1,15 +1,21 @@
 #pragma once
 /// Files: read-only maps, and writes that appear only when complete.
 
+#include "core/mapped_guard.h"
+
+#include <lca/error.h>
+
 #include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 
 namespace lca {
 
-/// A whole file mapped read-only.
+/// A whole file mapped read-only. Another program may cut it short meanwhile: what is missing then
+/// reads as zeros, and `require_intact` says so. Deleting or replacing the file changes nothing.
 class MappedFile {
  public:
   /// Throws Error (bad input) naming the path where it is absent, a folder, or unreadable.
@@ -19,10 +25,45 @@ class MappedFile {
   MappedFile& operator=(MappedFile&&) noexcept;
 
   std::span<const std::byte> bytes() const { return bytes_; }
+  /// Whether the file still has all its bytes, and no read found some missing before.
+  bool intact() const;
+  /// Throws Error (failure) naming the file where not. One short system call: to be asked after
+  /// every piece of work, before its results are handed out.
+  void require_intact() const {
+    if (!intact()) fail_lost();
+  }
 
  private:
+  [[noreturn]] void fail_lost() const;
+
+  std::filesystem::path path_;
+  int descriptor_ = -1;
   std::span<const std::byte> bytes_;
+  MappedGuard guard_;
 };
+
+/// Runs `work`, which reads mapped files, and then `require_intact`, which asks for them. Where a
+/// file was cut short, that is the error, whatever `work` found wrong with the zeros.
+template <typename Work, typename RequireIntact>
+auto mapped_read(const Work& work, const RequireIntact& require_intact) {
+  try {
+    if constexpr (std::is_void_v<decltype(work())>) {
+      work();
+      require_intact();
+    } else {
+      auto result = work();
+      require_intact();
+      return result;
+    }
+  } catch (const Error&) {
+    require_intact();
+    throw;
+  }
+}
+template <typename Work>
+auto mapped_read(const MappedFile& file, const Work& work) {
+  return mapped_read(work, [&] { file.require_intact(); });
+}
 
 /// Writes pieces to a temporary file beside `path`, syncs and renames it: `path` appears complete
 /// or not at all. Throws Error naming the path.

@@ -1,9 +1,12 @@
 #include "core/threads.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -89,8 +92,15 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
-  for (int worker = 1; worker < threads; ++worker) {
-    state_->workers.emplace_back([state = state_.get(), worker] { state->worker_loop(worker); });
+  try {
+    state_->workers.reserve(static_cast<std::size_t>(std::max(0, threads - 1)));
+    for (int worker = 1; worker < threads; ++worker) {
+      state_->workers.emplace_back([state = state_.get(), worker] { state->worker_loop(worker); });
+    }
+  } catch (const std::system_error&) {
+    // No room for another stack, or too many threads: results do not depend on their number, so
+    // the work goes on with those there are.
+  } catch (const std::bad_alloc&) {
   }
 }
 

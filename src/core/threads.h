@@ -11,6 +11,7 @@ namespace lca {
 /// out in ascending order to whoever is free, so a task's result must not depend on its worker.
 class ThreadPool {
  public:
+  /// Where the system refuses some of the threads, it works with fewer: `size` says how many.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -23,6 +23,16 @@ AlignedBytes aligned_bytes(std::size_t bytes) {
   return AlignedBytes(memory);
 }
 
+void memory_room_require(std::size_t bytes) {
+#if defined(__linux__)
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  ::munmap(memory, bytes);
+#else
+  aligned_bytes(bytes);
+#endif
+}
+
 std::byte* Workspace::prepare(std::size_t bytes) {
   if (bytes > bytes_) {
     memory_.reset();

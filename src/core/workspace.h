@@ -23,6 +23,10 @@ using AlignedBytes = std::unique_ptr<std::byte[], FreeDeleter>;
 /// Uninitialised bytes aligned to a cache line (to a huge page where large); throws std::bad_alloc.
 AlignedBytes aligned_bytes(std::size_t bytes);
 
+/// Throws std::bad_alloc where `bytes` more cannot be had at the moment: for calls into libraries
+/// that crash when an allocation of theirs fails.
+void memory_room_require(std::size_t bytes);
+
 /// One block of scratch memory, kept from call to call and grown when a plan needs more.
 class Workspace {
  public:

@@ -39,6 +39,12 @@ struct GenerateOptions {
   std::vector<std::string> stops = {};        ///< stop strings
   std::vector<std::int32_t> end_tokens = {};  ///< stop tokens
   bool with_special = false;                  ///< show special tokens in the text
+  /// The session's last tokens begin this very reply, which stopped for want of `max_tokens` or at
+  /// Ctrl-C: its text goes on as if it had not.
+  bool resumed = false;
+  /// It may be resumed: at `max_tokens` half a character, or what may become a stop string, stays
+  /// unsaid.
+  bool open = false;
 };
 
 enum class StopReason : std::uint8_t { end_token, stop_string, length, cancelled };
@@ -63,8 +69,9 @@ Generated generate(Session& session, const Tokenizer& tokenizer, const GenerateO
 struct GenerateSteps {
   std::function<std::int32_t()> pick;        ///< the next token
   std::function<void(std::int32_t)> decode;  ///< takes it
+  std::span<const std::int32_t> said = {};   ///< how the reply began, where it is resumed
 };
-/// The loop of `generate` over any steps; `options.sampling` is not used.
+/// The loop of `generate` over any steps; `options.sampling` and `resumed` are not used.
 Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
                          const GenerateOptions& options,
                          const std::function<bool(std::string_view)>& on_text = {});

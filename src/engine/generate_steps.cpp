@@ -29,6 +29,15 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
   Generated result;
   StreamDecoder decoder(tokenizer, options.with_special);
   StopFilter filter(options.stops);
+  // A model's vocabulary may be padded beyond its tokenizer's: such ids have no text.
+  const auto decoded = [&](std::int32_t token) {
+    return token < tokenizer.size() ? decoder.push(token) : std::string();
+  };
+  for (const std::int32_t token : steps.said) {
+    filter.push(decoded(token));
+    // Whoever goes on after a stop string means what comes behind it.
+    if (filter.stopped()) filter = StopFilter(options.stops);
+  }
   const auto show = [&](std::string_view text) {
     result.text += text;
     return !on_text || on_text(text);
@@ -42,9 +51,7 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
       break;
     }
     result.tokens.push_back(token);
-    // A model's vocabulary may be padded beyond its tokenizer's: such ids have no text.
-    const std::string text = token < tokenizer.size() ? decoder.push(token) : std::string();
-    const bool go_on = show(filter.push(text));
+    const bool go_on = show(filter.push(decoded(token)));
     steps.decode(token);
     if (filter.stopped()) {
       result.reason = StopReason::stop_string;
@@ -57,7 +64,8 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-  if (result.reason == StopReason::end_token || result.reason == StopReason::length) {
+  if (result.reason == StopReason::end_token ||
+      (result.reason == StopReason::length && !options.open)) {
     // Half a character, or what might have become a stop string, is text now.
     std::string rest = filter.push(decoder.finish());
     if (filter.stopped()) result.reason = StopReason::stop_string;

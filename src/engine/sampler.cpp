@@ -58,7 +58,8 @@ void Sampling::validate() const {
 
 Sampler::Sampler(const Sampling& sampling) : sampling_(sampling) { sampling.validate(); }
 
-std::int32_t Sampler::pick(std::span<const float> logits, std::span<const std::int32_t> history) {
+std::int32_t Sampler::pick(std::span<const float> logits, std::span<const std::int32_t> history,
+                           std::int64_t position) {
   if (logits.empty()) fail_run("the model produced no logits");
   if (logits.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     fail_run("the model produced more logits than there are token ids");
@@ -76,7 +77,7 @@ std::int32_t Sampler::pick(std::span<const float> logits, std::span<const std::i
   if (sampling_.min_p > 0) {
     std::erase_if(candidates_, [this](const Candidate& c) { return c.weight < sampling_.min_p; });
   }
-  return draw();
+  return draw(position);
 }
 
 /// What was seen lately becomes less likely, once however often it was seen.
@@ -138,10 +139,10 @@ void Sampler::keep_top_p() {
   candidates_.erase(candidates_.begin(), end);
 }
 
-std::int32_t Sampler::draw() {
+std::int32_t Sampler::draw(std::int64_t position) {
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;
-  const double target = uniform(sampling_.seed, draws_++) * total;
+  const double target = uniform(sampling_.seed, static_cast<std::uint64_t>(position)) * total;
   double sum = 0;
   std::int32_t last = candidates_.front().id;
   for (const Candidate& candidate : candidates_) {

@@ -15,9 +15,12 @@ class Sampler {
   /// Throws Error naming the setting that is out of range.
   explicit Sampler(const Sampling& sampling);
 
-  /// The next token. `history` is what the repetition penalty looks at, newest last; ids outside
-  /// the vocabulary are skipped. Throws Error where a logit is NaN.
-  std::int32_t pick(std::span<const float> logits, std::span<const std::int32_t> history);
+  /// The token at `position`. What is drawn depends on seed and position alone, not on what was
+  /// drawn before: a conversation that is taken up again goes on with the same numbers. `history`
+  /// is what the repetition penalty looks at, newest last; ids outside the vocabulary are skipped.
+  /// Throws Error where a logit is NaN.
+  std::int32_t pick(std::span<const float> logits, std::span<const std::int32_t> history,
+                    std::int64_t position);
 
  private:
   struct Candidate {
@@ -29,10 +32,9 @@ class Sampler {
                                   std::span<const std::int32_t> history);
   void collect(std::span<const float> scores, float best);
   void keep_top_p();
-  std::int32_t draw();
+  std::int32_t draw(std::int64_t position);
 
   Sampling sampling_;
-  std::uint64_t draws_ = 0;
   std::vector<float> scores_;
   std::vector<float> values_;
   std::vector<Candidate> candidates_;

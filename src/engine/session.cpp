@@ -75,10 +75,21 @@ void Session::State::check(std::span<const std::int32_t> run) const {
   }
 }
 
+void Session::State::require_intact() {
+  try {
+    model->state().require_intact();
+  } catch (...) {
+    broken = true;
+    logits.clear();
+    throw;
+  }
+}
+
 void Session::State::advance(std::span<const std::int32_t> run, std::int64_t rope_length) {
   const SequenceRun part = sequence(run, rope_length);
   broken = true;
   decoder_forward(*context, *model, activations, {&part, 1});
+  require_intact();
   broken = false;
   tokens.insert(tokens.end(), run.begin(), run.end());
 }
@@ -92,6 +103,7 @@ void Session::State::emit(const float* hidden, std::int64_t first, std::int64_t 
       const std::int64_t some = std::min(most, rows - at);
       float* out = logit_rows.prepare(some * info.vocabulary);
       decoder_logits(*context, *model, activations, hidden + at * info.hidden, some, out);
+      require_intact();
       sink(first + at, some, out);
       if (at + some == rows) {
         logits.assign(out + (some - 1) * info.vocabulary, out + some * info.vocabulary);
@@ -101,6 +113,7 @@ void Session::State::emit(const float* hidden, std::int64_t first, std::int64_t 
     logits.resize(static_cast<std::size_t>(info.vocabulary));
     decoder_logits(*context, *model, activations, hidden + (rows - 1) * info.hidden, 1,
                    logits.data());
+    require_intact();
   }
 }
 
@@ -140,6 +153,7 @@ void Session::prefill(std::span<const std::int32_t> tokens,
   report(0);
 
   if (!state.layer_by_layer) {
+    state.logits.clear();  // whoever stops half way must not go on from those of another token
     for (std::int64_t first = 0; first < total; first += state.chunk) {
       const std::int64_t rows = std::min(state.chunk, total - first);
       state.advance(tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)),
@@ -147,7 +161,10 @@ void Session::prefill(std::span<const std::int32_t> tokens,
       if (logits || first + rows == total) {
         state.emit(state.activations.hidden.data(), before + first, rows, logits);
       }
-      if (first + rows == total) state.shrink();
+      if (first + rows == total) {
+        state.shrink();
+        state.prompt_end = length();
+      }
       report(first + rows);
     }
     return;
@@ -170,6 +187,7 @@ void Session::prefill(std::span<const std::int32_t> tokens,
     throw;
   }
   state.tokens.insert(state.tokens.end(), tokens.begin(), tokens.end());
+  state.prompt_end = length();
   state.shrink();
   report(total);
 }
@@ -211,6 +229,7 @@ void sessions_decode(std::span<Session* const> sessions, std::span<const std::in
     float* rows = lead.logit_rows.prepare(static_cast<std::int64_t>(count * vocabulary));
     decoder_logits(*lead.context, *lead.model, lead.activations, lead.activations.hidden.data(),
                    static_cast<std::int64_t>(count), rows);
+    lead.require_intact();  // the others of the batch stay marked as broken
     for (std::size_t i = 0; i < count; ++i) {
       Session::State& state = sessions[at + i]->state();
       state.tokens.push_back(tokens[at + i]);

@@ -19,6 +19,8 @@ struct Session::State {
   bool layer_by_layer = false;     ///< some layer's summary waits for the prompt's end
   std::vector<Cache> caches;       ///< one per layer
   std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> pending;  ///< tokens still to be read, kept for whoever goes on
+  std::int64_t prompt_end = 0;        ///< tokens up to the end of the last prompt; a reply follows
   Activations activations;
   std::vector<float> logits;
   FloatBuffer logit_rows;
@@ -27,6 +29,8 @@ struct Session::State {
   std::vector<Cache> empty_caches() const;
   /// Throws Error where the session cannot go on, or a token is not in the vocabulary.
   void check(std::span<const std::int32_t> run) const;
+  /// Throws Error where the model's file was cut short during a step: its results are dropped.
+  void require_intact();
   SequenceRun sequence(std::span<const std::int32_t> run, std::int64_t rope_length) {
     return {caches, run, static_cast<std::int64_t>(tokens.size()), rope_length};
   }

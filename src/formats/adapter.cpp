@@ -175,14 +175,19 @@ Adapter Adapter::open(const std::filesystem::path& folder, std::int64_t layers) 
   }
 
   const MappedFile config_file(config_path);
-  const AdapterConfig config =
-      adapter_config_from_json(text_of(config_file.bytes()), path_printable(config_path.native()));
+  const AdapterConfig config = mapped_read(config_file, [&] {
+    return adapter_config_from_json(text_of(config_file.bytes()),
+                                    path_printable(config_path.native()));
+  });
   const fs::path plain = fs::absolute(folder, ignored).lexically_normal();
   const fs::path last = plain.has_filename() ? plain.filename() : plain.parent_path().filename();
   AdapterReader reader(last.native(), config);
   if (fs::exists(settings_path, ignored)) {
     const MappedFile settings(settings_path);
-    reader.settings_take(text_of(settings.bytes()), path_printable(settings_path.native()), layers);
+    mapped_read(settings, [&] {
+      reader.settings_take(text_of(settings.bytes()), path_printable(settings_path.native()),
+                           layers);
+    });
   }
   reader.weights_take(Safetensors::open(weights_path));
   return reader.finish();

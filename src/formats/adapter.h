@@ -44,6 +44,10 @@ class Adapter {
   /// What it says it was made for ("HuggingFaceTB/SmolLM2-135M-Instruct"); may be empty.
   const std::string& base_model() const { return base_model_; }
   std::int64_t parameters() const;
+  /// Throws Error where its weights were cut short since they were opened.
+  void require_intact() const {
+    if (file_) file_->require_intact();
+  }
 
  private:
   friend class AdapterReader;

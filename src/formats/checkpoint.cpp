@@ -40,6 +40,13 @@ std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
+/// What `work` makes of a file's text.
+template <typename Work>
+auto text_read(const fs::path& path, const Work& work) {
+  const MappedFile file(path);
+  return mapped_read(file, [&] { return work(text_of(file)); });
+}
+
 StoredTensor stored(const GgufTensor& tensor) {
   return {tensor.name, tensor.type, tensor.shape, tensor.bytes.data()};
 }
@@ -202,8 +209,9 @@ void open_gguf(Checkpoint::State& state) {
 
 void open_huggingface(Checkpoint::State& state) {
   const fs::path config = state.path / "config.json";
-  const MappedFile text(config);
-  state.config = model_config_from_json(text_of(text), printable(config));
+  state.config = text_read(config, [&](std::string_view text) {
+    return model_config_from_json(text, printable(config));
+  });
   state.safetensors = SafetensorsSet::open(state.path);
   for (const SafetensorsSet::Member& member : state.safetensors->members()) {
     if (packed_type(member.tensor->dtype)) state.tensors.push_back(stored(member));
@@ -214,7 +222,8 @@ void open_huggingface(Checkpoint::State& state) {
 
 /// Whether the file begins as a GGUF file does; its name may be anything.
 bool is_gguf(const fs::path& path) {
-  return text_of(MappedFile(path)).starts_with("GGUF") || path.extension() == ".gguf";
+  const MappedFile file(path);
+  return text_of(file).starts_with("GGUF") || path.extension() == ".gguf";
 }
 
 }  // namespace
@@ -276,7 +285,9 @@ std::optional<StoredTensor> Checkpoint::find(std::string_view name) const {
 
 Tokenizer Checkpoint::tokenizer() const {
   if (state_->kind == Kind::gguf) {
-    return Tokenizer::from_gguf(tokenizer_from_gguf(*state_->gguf), state_->gguf->name());
+    const Gguf& gguf = *state_->gguf;
+    return mapped_read([&] { return Tokenizer::from_gguf(tokenizer_from_gguf(gguf), gguf.name()); },
+                       [&] { gguf.require_intact(); });
   }
   const fs::path file = state_->path / "tokenizer.json";
   if (!file_exists(file)) {
@@ -288,30 +299,39 @@ Tokenizer Checkpoint::tokenizer() const {
     }
     fail_input("{}: is missing: the model has no tokenizer", printable(file));
   }
-  const MappedFile text(file);
   const fs::path config = state_->path / "tokenizer_config.json";
-  if (!file_exists(config)) return Tokenizer::from_json(text_of(text), printable(file));
-  const MappedFile config_text(config);
-  return Tokenizer::from_json(text_of(text), printable(file), text_of(config_text),
-                              printable(config));
+  return text_read(file, [&](std::string_view text) {
+    if (!file_exists(config)) return Tokenizer::from_json(text, printable(file));
+    return text_read(config, [&](std::string_view config_text) {
+      return Tokenizer::from_json(text, printable(file), config_text, printable(config));
+    });
+  });
 }
 
 std::string Checkpoint::chat_template() const {
-  if (state_->kind == Kind::gguf) return state_->gguf->text("tokenizer.chat_template", "");
+  if (state_->kind == Kind::gguf) {
+    const Gguf& gguf = *state_->gguf;
+    return mapped_read([&] { return gguf.text("tokenizer.chat_template", ""); },
+                       [&] { gguf.require_intact(); });
+  }
   const fs::path plain = state_->path / "chat_template.jinja";
-  if (file_exists(plain)) return std::string(text_of(MappedFile(plain)));
+  if (file_exists(plain)) {
+    return text_read(plain, [](std::string_view text) { return std::string(text); });
+  }
   const fs::path config = state_->path / "tokenizer_config.json";
   if (!file_exists(config)) return {};
-  const MappedFile text(config);
-  return chat_template_from_json(text_of(text), printable(config));
+  return text_read(config, [&](std::string_view text) {
+    return chat_template_from_json(text, printable(config));
+  });
 }
 
 std::vector<std::int32_t> Checkpoint::end_tokens() const {
   std::vector<std::int32_t> ids = state_->config.end_tokens;
   const fs::path generation = state_->path / "generation_config.json";
   if (state_->kind == Kind::huggingface && file_exists(generation)) {
-    const MappedFile text(generation);
-    const auto more = end_tokens_from_json(text_of(text), printable(generation));
+    const auto more = text_read(generation, [&](std::string_view text) {
+      return end_tokens_from_json(text, printable(generation));
+    });
     ids.insert(ids.end(), more.begin(), more.end());
   }
   std::vector<std::int32_t> unique;
@@ -319,6 +339,11 @@ std::vector<std::int32_t> Checkpoint::end_tokens() const {
     if (std::ranges::find(unique, id) == unique.end()) unique.push_back(id);
   }
   return unique;
+}
+
+void Checkpoint::require_intact() const {
+  if (state_->gguf) state_->gguf->require_intact();
+  if (state_->safetensors) state_->safetensors->require_intact();
 }
 
 }  // namespace lca

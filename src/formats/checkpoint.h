@@ -64,6 +64,10 @@ class Checkpoint {
   /// Ids that end a reply, each once: the config's and those of generation_config.json.
   std::vector<std::int32_t> end_tokens() const;
 
+  /// Throws Error where a file of weights was cut short since it was opened: what was read of it,
+  /// and whatever was computed from that, is then worth nothing.
+  void require_intact() const;
+
   struct State;
 
  private:

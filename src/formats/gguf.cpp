@@ -132,8 +132,8 @@ Gguf Gguf::open(const std::filesystem::path& path) {
   std::optional<std::int64_t> promised;
   for (std::int64_t i = 0; i < parts; ++i) {
     const std::filesystem::path& at = paths[static_cast<std::size_t>(i)];
-    file.maps_.emplace_back(at);
-    GgufPart part = gguf_part_parse(file.maps_.back().bytes(), at.native());
+    const MappedFile& map = file.maps_.emplace_back(at);
+    GgufPart part = mapped_read(map, [&] { return gguf_part_parse(map.bytes(), at.native()); });
     check_part(part, i, parts);
     if (i == 0) {
       if (parts > 1) promised = part_integer(part, "split.tensors.count");

@@ -53,6 +53,11 @@ class Gguf {
   const GgufValue* value(std::string_view key) const;
   const std::unordered_map<std::string, GgufValue>& values() const { return values_; }
 
+  /// Throws Error where a part was cut short since it was opened: its texts and tensors hold zeros.
+  void require_intact() const {
+    for (const MappedFile& map : maps_) map.require_intact();
+  }
+
   /// Typed lookups; throw Error naming the key where it has another type (or is missing and there
   /// is no fallback).
   std::int64_t integer(std::string_view key, std::optional<std::int64_t> fallback = {}) const;

@@ -287,7 +287,9 @@ class OpInputReader {
 
 OpInput OpInput::read(const std::filesystem::path& path,
                       std::span<const SettingOverride> overrides) {
-  return OpInputReader(Safetensors::open(path), overrides).read();
+  const Safetensors file = Safetensors::open(path);
+  return mapped_read([&] { return OpInputReader(file, overrides).read(); },
+                     [&] { file.require_intact(); });
 }
 
 OpInput OpInput::parse(std::span<const std::byte> bytes, std::string_view name,

@@ -260,7 +260,7 @@ std::string_view tensor_type_name(TensorType type) { return type_row(type).name;
 
 Safetensors Safetensors::open(const std::filesystem::path& path) {
   MappedFile map(path);
-  Safetensors file = parse(map.bytes(), path.native());
+  Safetensors file = mapped_read(map, [&] { return parse(map.bytes(), path.native()); });
   file.map_ = std::move(map);
   return file;
 }

@@ -64,6 +64,10 @@ class Safetensors {
   const TensorInfo* find(std::string_view name) const;
   /// The header's free-form texts.
   const Metadata& metadata() const { return metadata_; }
+  /// Throws Error where the file was cut short since it was opened: its tensors hold zeros then.
+  void require_intact() const {
+    if (map_) map_->require_intact();
+  }
 
  private:
   std::string name_;

@@ -100,8 +100,10 @@ SafetensorsSet SafetensorsSet::open(const std::filesystem::path& folder) {
   if (!std::filesystem::exists(index, ignored)) fail_no_weights(folder);
   const MappedFile map(index);
   IndexReader reader(printable(index));
-  json_read({reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()},
-            printable(index), reader);
+  mapped_read(map, [&] {
+    json_read({reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()},
+              printable(index), reader);
+  });
   if (!reader.complete) fail_input("{}: weight_map is missing", printable(index));
 
   std::map<std::string_view, std::size_t> numbers;  // of each file

@@ -24,6 +24,10 @@ class SafetensorsSet {
   /// Sorted by name.
   const std::vector<Member>& members() const { return members_; }
   const Member* find(std::string_view name) const;
+  /// Throws Error where a file was cut short since it was opened.
+  void require_intact() const {
+    for (const Safetensors& file : files_) file.require_intact();
+  }
 
  private:
   std::vector<Safetensors> files_;

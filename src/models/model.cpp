@@ -2,13 +2,16 @@
 
 #include <utility>
 
+#include "core/file.h"
+#include "models/arrange.h"
 #include "models/model_state.h"
+#include "models/weight_packing.h"
 #include "ops/matmul.h"
 
 namespace lca {
 namespace {
 
-ModelInfo model_info(const Model::State& state) {
+ModelInfo model_info(const Model::State& state, WeightPacking packing) {
   const Checkpoint& checkpoint = state.checkpoint;
   const ModelConfig& config = state.config();
   ModelInfo info;
@@ -20,7 +23,8 @@ ModelInfo model_info(const Model::State& state) {
   info.vocabulary = config.vocabulary;
   info.context = config.context;
   info.parameters = state.weights.parameters;
-  for (const StoredTensor& tensor : checkpoint.tensors()) info.weight_bytes += tensor.bytes();
+  info.weight_bytes = weight_bytes(checkpoint, packing);
+  info.weights = packing;
   info.attention = config.attention;
   info.softmax_scale = config.softmax_scale();
   info.precision = state.product == ProductType::bf16 ? Precision::bf16 : Precision::f32;
@@ -39,8 +43,14 @@ std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
                       (options.precision == Precision::automatic && product_bf16_is_native());
   state->product = narrow ? ProductType::bf16 : ProductType::f32;
   state->cache_dtype = narrow ? DType::bf16 : DType::f32;
-  state->weights = decoder_weights(state->checkpoint, state->adapter ? &*state->adapter : nullptr,
-                                   state->cache_dtype, options.progress);
+  mapped_read(
+      [&] {
+        state->weights =
+            decoder_weights(state->checkpoint, state->adapter ? &*state->adapter : nullptr,
+                            state->cache_dtype, options.weights, options.progress);
+        if (narrow) weights_arrange(state->weights, state->checkpoint, options.progress);
+      },
+      [&] { state->require_intact(); });
   if (state->adapter && !state->adapter->settings().empty()) {
     state->settings = state->adapter->settings();
   } else if (!state->config().lca.empty()) {
@@ -48,7 +58,7 @@ std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
   } else {
     state->settings.assign(static_cast<std::size_t>(layers), settings_preset("training-free"));
   }
-  state->info = model_info(*state);
+  state->info = model_info(*state, options.weights);
   return std::shared_ptr<const Model>(new Model(std::move(state)));
 }
 

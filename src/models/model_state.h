@@ -3,7 +3,9 @@
 
 #include <lca/model.h>
 
+#include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "formats/adapter.h"
@@ -24,8 +26,16 @@ struct Model::State {
   DType cache_dtype = DType::f32;
   ModelInfo info;
   std::vector<Settings> settings;  // one per layer
+  mutable std::once_flag fingerprinted;
+  mutable std::string fingerprint;
 
   const ModelConfig& config() const { return checkpoint.config(); }
+
+  /// Throws Error where a file of weights was cut short: nothing computed from it may be used.
+  void require_intact() const {
+    checkpoint.require_intact();
+    if (adapter) adapter->require_intact();
+  }
 };
 
 }  // namespace lca

@@ -9,9 +9,12 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/pages.h"
 #include "core/text.h"
 #include "core/threads.h"
+#include "models/weight_packing.h"
 #include "ops/elementwise.h"
+#include "ops/pack.h"
 
 namespace lca {
 namespace {
@@ -19,8 +22,26 @@ namespace {
 /// Looks tensors up by their Hugging Face names, checks them, and remembers what it handed out.
 class Binder {
  public:
-  Binder(const Checkpoint& checkpoint, const Adapter* adapter, DecoderWeights& weights)
-      : checkpoint_(checkpoint), adapter_(adapter), weights_(weights) {}
+  Binder(const Checkpoint& checkpoint, const Adapter* adapter, DecoderWeights& weights,
+         WeightPacking packing, const std::function<void(double)>& progress)
+      : checkpoint_(checkpoint),
+        adapter_(adapter),
+        weights_(weights),
+        packing_(packing),
+        progress_(progress) {
+    if (packing == WeightPacking::keep) return;
+    packing_require(checkpoint, packing);
+    for (const StoredTensor& tensor : checkpoint.tensors()) to_pack_ += tensor.bytes();
+  }
+
+  /// A matrix that activations are multiplied by, or the embedding: packed where that was asked.
+  PackedMatrix weight(const std::string& name, std::int64_t rows, std::int64_t columns) {
+    const StoredTensor tensor = require(name, {rows, columns});
+    PackedMatrix found{tensor.data, tensor.type, rows, columns};
+    if (weight_packs(tensor.type, columns, packing_)) found = pack(tensor.name, found);
+    remember(tensor.name, found);
+    return found;
+  }
 
   /// A matrix as it is stored.
   PackedMatrix matrix(const std::string& name, std::int64_t rows, std::int64_t columns) {
@@ -42,7 +63,7 @@ class Binder {
   /// A linear layer called `module`, with its bias and the adapter's change.
   Linear linear(const std::string& module, std::int64_t out, std::int64_t in, bool bias = false) {
     Linear layer;
-    layer.weight = matrix(module + ".weight", out, in);
+    layer.weight = weight(module + ".weight", out, in);
     if (bias) layer.bias = vector(module + ".bias", out);
     layer.lora = lora(module, out, in);
     return layer;
@@ -90,25 +111,22 @@ class Binder {
   }
 
   /// Looks for NaN and infinity in everything that was bound.
-  void check_finite(const std::function<void(double)>& progress) const {
+  void check_finite() {
     std::size_t total = 1;
     for (const auto& [name, matrix] : bound_) total += matrix.bytes();
-    Context context;
+    const double before = packing_ == WeightPacking::keep ? 0 : kPackingShare;
     constexpr std::size_t kBatch = std::size_t{64} << 20;
     std::size_t done = 0;
     for (std::size_t first = 0; first < bound_.size();) {
       std::size_t end = first;
       std::size_t bytes = 0;
       while (end < bound_.size() && bytes < kBatch) bytes += bound_[end++].second.bytes();
-      context.pool().run(static_cast<std::int64_t>(end - first), [&](std::int64_t i, int) {
+      context_.pool().run(static_cast<std::int64_t>(end - first), [&](std::int64_t i, int) {
         const auto& [name, matrix] = bound_[first + static_cast<std::size_t>(i)];
-        if (!packed_is_finite(matrix)) {
-          fail_input("{}: tensor \"{}\" holds a NaN or an infinity: the file is damaged",
-                     path_printable(checkpoint_.path().native()), text_printable(name));
-        }
+        if (!packed_is_finite(matrix)) fail_not_finite(name);
       });
       done += bytes;
-      if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
+      tell(before + (1 - before) * static_cast<double>(done) / static_cast<double>(total));
       first = end;
     }
   }
@@ -149,9 +167,55 @@ class Binder {
   }
 
  private:
+  /// Of the progress, where weights are packed; the check of what is left takes the rest.
+  static constexpr double kPackingShare = 0.95;
+
+  /// Packs a matrix some rows at a time: the file's pages behind them are given back, so that both
+  /// forms are never in memory together.
+  PackedMatrix pack(const std::string& name, const PackedMatrix& source) {
+    constexpr std::size_t kAtOnce = std::size_t{32} << 20;
+    PackedMatrix packed{nullptr, packing_type(packing_), source.rows, source.columns};
+    auto* out = own<std::byte>(static_cast<std::int64_t>(packed.bytes()));
+    packed.data = out;
+    const auto step = static_cast<std::int64_t>(
+        std::max<std::size_t>(1, kAtOnce / std::max<std::size_t>(1, source.row_bytes())));
+    for (std::int64_t first = 0; first < source.rows; first += step) {
+      const PackedMatrix some = source.slice(first, std::min(step, source.rows - first));
+      switch (pack_matrix(context_, some, packed.type,
+                          out + static_cast<std::size_t>(first) * packed.row_bytes())) {
+        case PackResult::packed:
+          break;
+        case PackResult::not_finite:
+          fail_not_finite(name);
+        case PackResult::too_large:
+          fail_input("{}: tensor \"{}\" holds values too large for {}; load it as it is",
+                     path_printable(checkpoint_.path().native()), text_printable(name),
+                     packing_name(packing_));
+      }
+      pages_release(some.data, some.bytes());
+      packed_ += some.bytes();
+      tell(kPackingShare * static_cast<double>(packed_) / static_cast<double>(to_pack_));
+    }
+    return packed;
+  }
+
+  [[noreturn]] void fail_not_finite(const std::string& name) const {
+    fail_input("{}: tensor \"{}\" holds a NaN or an infinity: the file is damaged",
+               path_printable(checkpoint_.path().native()), text_printable(name));
+  }
+
+  void tell(double share) const {
+    if (progress_) progress_(std::min(share, 1.0));
+  }
+
   const Checkpoint& checkpoint_;
   const Adapter* adapter_;
   DecoderWeights& weights_;
+  WeightPacking packing_;
+  const std::function<void(double)>& progress_;
+  Context context_;
+  std::size_t to_pack_ = 1;  // bytes of all tensors
+  std::size_t packed_ = 0;   // of them
   std::vector<std::pair<std::string, PackedMatrix>> bound_;
   std::set<std::string> used_;
 };
@@ -281,11 +345,11 @@ void bind_feed_forward(Binder& binder, const ModelConfig& config, const std::str
 }  // namespace
 
 DecoderWeights decoder_weights(const Checkpoint& checkpoint, const Adapter* adapter, DType dtype,
-                               const std::function<void(double)>& progress) {
+                               WeightPacking packing, const std::function<void(double)>& progress) {
   const ModelConfig& config = checkpoint.config();
   DecoderWeights weights;
-  Binder binder(checkpoint, adapter, weights);
-  weights.embedding = binder.matrix("model.embed_tokens.weight", config.vocabulary, config.hidden);
+  Binder binder(checkpoint, adapter, weights, packing, progress);
+  weights.embedding = binder.weight("model.embed_tokens.weight", config.vocabulary, config.hidden);
   for (std::int64_t index = 0; index < config.layers; ++index) {
     const std::string module = fmt::format("model.layers.{}.", index);
     DecoderLayer& layer = weights.layers.emplace_back();
@@ -303,7 +367,7 @@ DecoderWeights decoder_weights(const Checkpoint& checkpoint, const Adapter* adap
     weights.head = binder.linear("lm_head", config.vocabulary, config.hidden);
   }
   binder.check_adapter();
-  binder.check_finite(progress);
+  binder.check_finite();
   weights.parameters = binder.parameters();
   return weights;
 }

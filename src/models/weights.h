@@ -2,6 +2,7 @@
 /// A checkpoint's tensors bound to the places where a decoder uses them.
 
 #include <lca/method.h>
+#include <lca/model.h>
 
 #include <cstdint>
 #include <deque>
@@ -51,8 +52,9 @@ struct DecoderWeights {
 /// Finds and checks every tensor, and binds the adapter's changes (null: none). Throws Error naming
 /// the first tensor that is missing, has the wrong shape, or holds a NaN or an infinity, and the
 /// first module of the adapter that the model does not have. `dtype` is that of MLA's
-/// up-projections. `progress` is told 0 … 1.
+/// up-projections. With `packing` the plain weights of linear layers and the embedding are packed
+/// into `owned`, and the file's pages given back. `progress` is told 0 … 1.
 DecoderWeights decoder_weights(const Checkpoint& checkpoint, const Adapter* adapter, DType dtype,
-                               const std::function<void(double)>& progress);
+                               WeightPacking packing, const std::function<void(double)>& progress);
 
 }  // namespace lca

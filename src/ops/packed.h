@@ -40,12 +40,14 @@ const PackedTypeInfo& packed_type_info(PackedType type);
 /// Bytes of `values` values; `values` is a multiple of the type's block.
 std::size_t packed_bytes(PackedType type, std::int64_t values);
 
-/// A row-major matrix in a storage type; every row holds whole blocks. Memory of any alignment.
+/// A matrix in a storage type; every row holds whole blocks. Row-major, memory of any alignment,
+/// or laid out in strips of rows (strips.h), on cache lines.
 struct PackedMatrix {
   const std::byte* data = nullptr;
   PackedType type = PackedType::f32;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
+  bool strips = false;  ///< `row` and `slice` are then not to be used
 
   bool empty() const { return data == nullptr; }
   std::size_t row_bytes() const { return packed_bytes(type, columns); }

@@ -267,33 +267,6 @@ TEST_F(Talking, TheDemoShowsBothMethodsAndSaysWhatIsLost) {
   EXPECT_TRUE(program_run({"demo", "--model", model.path()}).failed_in_one_line(2));
 }
 
-TEST_F(Talking, BenchMeasuresEveryMethodAtEveryLength) {
-  const Finished finished = program_run({"bench", "model", model.path(), "--lengths", "64,100",
-                                         "--methods", "lca,dense,window", "--window", "16",
-                                         "--group", "4", "--decode", "3", "--json"});
-  ASSERT_EQ(finished.code, 0) << finished.err;
-  const json report = json::parse(finished.out);
-  ASSERT_EQ(report["rows"].size(), 6u);
-  EXPECT_EQ(report["rows"][0]["method"], "lca");
-  EXPECT_EQ(report["rows"][4]["length"], 100);
-  EXPECT_LT(report["rows"][3]["cache_bytes"], report["rows"][4]["cache_bytes"]);
-  for (const json& row : report["rows"]) {
-    for (const char* field :
-         {"prefill_tokens_per_s", "decode_tokens_per_s", "cache_bytes", "peak_bytes"}) {
-      EXPECT_GT(row[field].get<double>(), 0) << field;
-    }
-  }
-  for (const Words& more : {Words{"--lengths", "0"},
-                            {"--methods", "sparse"},
-                            {"--methods", ""},
-                            {"--decode", "0"},
-                            {"--method", "lca"}}) {
-    Words all = {"bench", "model", model.path()};
-    all.insert(all.end(), more.begin(), more.end());
-    EXPECT_TRUE(program_run(all).failed_in_one_line(2)) << more[0] << more[1];
-  }
-}
-
 TEST_F(Talking, CtrlCTwiceEndsAtOnce) {
   std::string ids;
   for (int i = 0; i < 200000; ++i) ids += "5 ";

@@ -212,6 +212,33 @@ TEST_F(Generate, HalfACharacterAtTheEndBecomesAReplacement) {
   EXPECT_EQ(shown, result.text);
 }
 
+TEST_F(Generate, AReplyInTwoPiecesIsTheReplyInOne) {
+  for (const std::string text : {"caf\xc3\xa9 a\xe2\x82\xac", "Yes.\nUser: no", "Yes.\nUseful"}) {
+    const auto size = static_cast<std::int64_t>(text.size());
+    Script script(text);
+    const std::string whole = run(script, {.max_tokens = size, .stops = {"\nUser:"}}).text;
+    for (std::int64_t cut = 0; cut <= size; ++cut) {
+      Script again(text);
+      const Generated first = run(again, {.max_tokens = cut, .stops = {"\nUser:"}, .open = true});
+      if (first.reason == StopReason::stop_string) continue;
+      const std::vector<std::int32_t> said = again.taken;
+      GenerateSteps steps = again.steps();
+      steps.said = said;
+      const Generated second =
+          generate_steps(steps, tokenizer, {.max_tokens = size - cut, .stops = {"\nUser:"}});
+      EXPECT_EQ(first.text + second.text, whole) << cut;
+    }
+  }
+}
+
+TEST_F(Generate, WhoGoesOnAfterAStopStringMeansWhatComesBehindIt) {
+  Script script("a.b.");
+  const std::vector<std::int32_t> said = {'x', '.'};
+  GenerateSteps steps = script.steps();
+  steps.said = said;
+  EXPECT_EQ(generate_steps(steps, tokenizer, {.max_tokens = 4, .stops = {"."}}).text, "a");
+}
+
 TEST_F(Generate, TheListenerCanCancelAfterAnyToken) {
   Script script("Hello");
   cancel_at = 2;

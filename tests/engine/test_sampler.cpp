@@ -28,7 +28,7 @@ std::vector<std::int32_t> draw(const Sampling& sampling, const std::vector<float
                                int count, const std::vector<std::int32_t>& history = {}) {
   Sampler sampler(sampling);
   std::vector<std::int32_t> picks;
-  for (int i = 0; i < count; ++i) picks.push_back(sampler.pick(logits, history));
+  for (int i = 0; i < count; ++i) picks.push_back(sampler.pick(logits, history, i));
   return picks;
 }
 
@@ -94,6 +94,15 @@ TEST(Sampler, TheSameSeedGivesTheSameTokens) {
             (std::vector<std::int32_t>{6, 7, 3, 6, 7, 1, 7, 2, 3, 5, 4, 1}));
   EXPECT_EQ(draw(warm(123456789), even, 12),
             (std::vector<std::int32_t>{5, 4, 7, 8, 2, 6, 2, 2, 5, 7, 2, 3}));
+}
+
+TEST(Sampler, ADrawDependsOnItsPositionNotOnThoseBefore) {
+  const std::vector<float> even(1000, 0);
+  const std::vector<std::int32_t> all = draw(warm(5), even, 50);
+  Sampler later(warm(5));
+  for (std::int64_t position = 49; position >= 30; --position) {
+    EXPECT_EQ(later.pick(even, {}, position), all[static_cast<std::size_t>(position)]);
+  }
 }
 
 TEST(Sampler, NeighbouringSeedsAreUnrelated) {

@@ -52,11 +52,12 @@ struct QueryMemory {
 
 /// Bytes of one block of rows, of either dtype.
 std::int64_t gather_bytes(const AttentionShape& shape) {
-  return kRowBlock * (shape.d_semantic() + shape.d_positional()) *
+  return kRowBlock * shape.kv_heads * (shape.d_semantic() + shape.d_positional()) *
          static_cast<std::int64_t>(sizeof(float));
 }
 
-/// The biases of consecutive representatives; none where `first` is null.
+/// The biases of consecutive representatives: one for each KV head, or (stride 0) one for all; none
+/// where `first` is null.
 struct Bias {
   const float* first = nullptr;
   std::int64_t stride = 0;
@@ -103,11 +104,9 @@ class Decode {
     ThreadPool& pool = context_.pool();
     pool.run(count * heads,
              [&](std::int64_t task, int) { prepare(query(task / heads), task % heads); });
-    pool.run(static_cast<std::int64_t>(tasks_.size()) * shape_.kv_heads,
-             [&](std::int64_t task, int worker) {
-               attend_split(tasks_[static_cast<std::size_t>(task / shape_.kv_heads)],
-                            task % shape_.kv_heads, worker);
-             });
+    pool.run(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t task, int worker) {
+      attend_split(tasks_[static_cast<std::size_t>(task)], worker);
+    });
     pool.run(count * heads,
              [&](std::int64_t task, int) { finish(query(task / heads), task % heads); });
   }
@@ -120,8 +119,8 @@ class Decode {
     scratch_.clear();
     gathered_.clear();
     for (int i = 0; i < context_.threads(); ++i) {
-      scratch_.push_back(carver.take<float>(
-          rows_scratch_floats(shape_.heads_per_kv(), shape_.d_semantic(), shape_.d_positional())));
+      scratch_.push_back(carver.take<float>(rows_scratch_floats(
+          shape_.heads_per_kv(), shape_.kv_heads, shape_.d_semantic(), shape_.d_positional())));
       gathered_.push_back(carver.take<std::byte>(gather_bytes(shape_)));
     }
   }
@@ -129,7 +128,13 @@ class Decode {
   /// One head's query in the cache's own space, times scale·log₂e.
   void prepare(const QueryMemory& query, std::int64_t head) {
     const Queries& q = runs_[query.run].queries;
-    const auto scale = static_cast<float>(spec_.softmax_scale() * std::numbers::log2e_v<double>);
+    if (bf16_) {
+      auto* to = reinterpret_cast<bf16_bits*>(query.q_positional) + head * shape_.d_rope;
+      std::memcpy(to, q.rope.row(query.row, head),
+                  static_cast<std::size_t>(shape_.d_rope) * sizeof(bf16_bits));
+      return;
+    }
+    const float scale = factor_;
     float* positional = query.q_positional + head * shape_.d_rope;
     std::fill_n(positional, shape_.d_rope, 0.0F);
     vector_add_scaled(scale, q.rope.row(query.row, head), q.rope.dtype, shape_.d_rope, positional);
@@ -146,21 +151,23 @@ class Decode {
     }
   }
 
-  /// Heads of one KV head against one split of what the query sees, counted through
-  /// representatives, sink and window in this order.
-  void attend_split(const SplitTask& task, std::int64_t kv, int worker) {
+  /// All heads against one split of what the query sees, counted through representatives, sink and
+  /// window in this order.
+  void attend_split(const SplitTask& task, int worker) {
     const QueryMemory& query = queries_[task.query];
     const Cache::State& state = runs_[query.run].cache->state();
-    const std::int64_t sharing = shape_.heads_per_kv();
-    const std::int64_t head = kv * sharing;
-    const std::int64_t at = task.split * shape_.heads + head;
+    const std::int64_t at = task.split * shape_.heads;
     RowHeads heads;
-    heads.heads = sharing;
+    heads.kv_heads = shape_.kv_heads;
+    heads.heads = shape_.heads_per_kv();
     heads.d_semantic = shape_.d_semantic();
     heads.d_positional = shape_.d_positional();
-    heads.q_semantic =
-        shape_.form == Form::mla ? query.q_semantic + head * shape_.d_latent : nullptr;
-    heads.q_positional = query.q_positional + head * shape_.d_rope;
+    heads.q_semantic = shape_.form == Form::mla ? query.q_semantic : nullptr;
+    heads.q_positional = query.q_positional;
+    if (bf16_) {
+      heads.q_bf16 = reinterpret_cast<const std::uint16_t*>(query.q_positional);
+      heads.q_factor = factor_;
+    }
     heads.out = query.out + at * shape_.d_semantic();
     heads.top = query.top + at;
     heads.sum = query.sum + at;
@@ -172,11 +179,11 @@ class Decode {
     Range rest{task.split * share, std::min(seen.pairs(), (task.split + 1) * share)};
     const Range groups = cut(rest, seen.groups);
     if (groups.size() > 0) {
-      rows_attend(heads, span(state, state.view(state.groups, groups.begin, groups.size()), kv,
-                              bias(state, groups.begin, kv)));
+      rows_attend(heads, span(state, state.view(state.groups, groups.begin, groups.size()),
+                              bias(state, groups.begin)));
     }
     rest = {rest.begin - seen.groups, rest.end - seen.groups};
-    attend_tokens(heads, state, seen, cut(rest, seen.sink.size() + seen.window.size()), kv, worker);
+    attend_tokens(heads, state, seen, cut(rest, seen.sink.size() + seen.window.size()), worker);
   }
 
   static Range cut(const Range& range, std::int64_t count) {
@@ -188,20 +195,20 @@ class Decode {
   /// tokens: blocks fall where they would without a sink, so that nothing condensed is bit for bit
   /// dense attention.
   void attend_tokens(const RowHeads& heads, const Cache::State& state, const Visible& seen,
-                     const Range& part, std::int64_t kv, int worker) {
+                     const Range& part, int worker) {
     const std::int64_t sink = seen.sink.size();
     const std::int64_t window = seen.window.begin - state.dropped - state.sink.rows();
     std::int64_t at = part.begin;
     while (at < part.end) {
       std::int64_t count = part.end - at;
       if (at >= sink) {
-        rows_attend(heads, span(state, state.view(state.window, window + at - sink, count), kv));
+        rows_attend(heads, span(state, state.view(state.window, window + at - sink, count)));
       } else if (sink - at >= std::min(count, kRowBlock)) {
         if (count > sink - at) count = (sink - at) / kRowBlock * kRowBlock;
-        rows_attend(heads, span(state, state.view(state.sink, at, count), kv));
+        rows_attend(heads, span(state, state.view(state.sink, at, count)));
       } else {
         count = std::min(count, kRowBlock);
-        rows_attend(heads, gather(state, at, sink, window, count, kv, worker));
+        rows_attend(heads, gather(state, at, sink, window, count, worker));
       }
       at += count;
     }
@@ -209,34 +216,35 @@ class Decode {
 
   /// The block in which sink and window meet, copied together.
   RowSpan gather(const Cache::State& state, std::int64_t first, std::int64_t sink,
-                 std::int64_t window, std::int64_t count, std::int64_t kv, int worker) const {
+                 std::int64_t window, std::int64_t count, int worker) const {
     std::byte* to = gathered_[static_cast<std::size_t>(worker)];
     const auto copy = [&](bool semantic) {
       const std::byte* begin = to;
       const std::size_t bytes =
-          static_cast<std::size_t>(semantic ? shape_.d_semantic() : shape_.d_positional()) *
+          static_cast<std::size_t>(shape_.kv_heads *
+                                   (semantic ? shape_.d_semantic() : shape_.d_positional())) *
           dtype_bytes(spec_.dtype);
       for (std::int64_t i = first; i < first + count; ++i, to += bytes) {
         const Entries row = i < sink ? state.view(state.sink, i, 1)
                                      : state.view(state.window, window + i - sink, 1);
-        std::memcpy(to, (semantic ? row.semantic : row.positional).row(0, kv), bytes);
+        std::memcpy(to, (semantic ? row.semantic : row.positional).row(0, 0), bytes);
       }
       return begin;
     };
     RowSpan span;
     span.semantic = copy(true);
     span.positional = copy(false);
-    span.semantic_stride = shape_.d_semantic();
-    span.positional_stride = shape_.d_positional();
+    span.semantic_stride = shape_.kv_heads * shape_.d_semantic();
+    span.positional_stride = shape_.kv_heads * shape_.d_positional();
     span.dtype = spec_.dtype;
     span.count = count;
     return span;
   }
 
-  Bias bias(const Cache::State& state, std::int64_t group, std::int64_t kv) const {
+  Bias bias(const Cache::State& state, std::int64_t group) const {
     switch (spec_.settings.mass) {
       case Mass::score:
-        return {reinterpret_cast<const float*>(state.bias.row(group)) + kv, shape_.kv_heads};
+        return {reinterpret_cast<const float*>(state.bias.row(group)), shape_.kv_heads};
       case Mass::count:
         return {&log_group_, 0};
       case Mass::none:
@@ -245,11 +253,10 @@ class Decode {
     return {};
   }
 
-  RowSpan span(const Cache::State& state, const Entries& entries, std::int64_t kv,
-               const Bias& bias = {}) const {
+  RowSpan span(const Cache::State& state, const Entries& entries, const Bias& bias = {}) const {
     RowSpan span;
-    span.semantic = entries.semantic.row(0, kv);
-    span.positional = entries.positional.row(0, kv);
+    span.semantic = entries.semantic.row(0, 0);
+    span.positional = entries.positional.row(0, 0);
     span.semantic_stride = entries.semantic.stride[0];
     span.positional_stride = entries.positional.stride[0];
     span.dtype = state.spec.dtype;
@@ -301,6 +308,10 @@ class Decode {
   std::span<const Run> runs_;
   const LayerSpec& spec_;
   const AttentionShape& shape_;
+  const float factor_ = static_cast<float>(spec_.softmax_scale() * std::numbers::log2e_v<double>);
+  /// Queries and rows are multiplied as they are stored.
+  const bool bf16_ = shape_.form == Form::gqa && runs_[0].queries.rope.dtype == DType::bf16 &&
+                     rows_run_bf16(spec_.dtype, shape_.d_semantic(), shape_.d_positional());
   const float log_group_ = std::log(static_cast<float>(spec_.settings.group));
   std::vector<QueryMemory> queries_;
   std::vector<SplitTask> tasks_;
@@ -323,8 +334,8 @@ std::size_t attend_rows_workspace_bytes(const LayerSpec& spec, std::int64_t run,
     query.carve(carver, spec.shape);
   }
   for (int i = 0; i < threads; ++i) {
-    carver.take<float>(rows_scratch_floats(spec.shape.heads_per_kv(), spec.shape.d_semantic(),
-                                           spec.shape.d_positional()));
+    carver.take<float>(rows_scratch_floats(spec.shape.heads_per_kv(), spec.shape.kv_heads,
+                                           spec.shape.d_semantic(), spec.shape.d_positional()));
     carver.take<std::byte>(gather_bytes(spec.shape));
   }
   return carver.used();

@@ -1,4 +1,5 @@
 #include "attention/cpu/rows.h"
+#include "attention/cpu/tile.h"
 
 // The order matters.
 // clang-format off
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 HWY_BEFORE_NAMESPACE();
@@ -52,9 +54,10 @@ HWY_INLINE void SumFour(VF a0, VF a1, VF a2, VF a3, float* to) {
 }
 
 /// One part of a score: queries against the semantic, or the positional, part of rows.
+template <typename T>
 struct ScorePart {
-  const float* q;     ///< [heads][width]
-  const float* rows;  ///< `stride` apart
+  const float* q;  ///< [heads][width]
+  const T* rows;   ///< `stride` apart
   std::int64_t stride, width;
 
   ScorePart at(std::int64_t head, std::int64_t row) const {
@@ -63,8 +66,8 @@ struct ScorePart {
 };
 
 /// acc[h][k] += q[h]·rows[k] for kHeads heads and 4 rows.
-template <int kHeads>
-HWY_INLINE void ScoreAccumulate(const ScorePart& part, VF (&acc)[kHeads][4]) {
+template <int kHeads, typename T>
+HWY_INLINE void ScoreAccumulate(const ScorePart<T>& part, VF (&acc)[kHeads][4]) {
   const std::int64_t lanes = Lanes();
   const auto step = [&](const auto& load, std::int64_t i) HWY_ATTR {
     VF row[4];
@@ -79,16 +82,17 @@ HWY_INLINE void ScoreAccumulate(const ScorePart& part, VF (&acc)[kHeads][4]) {
   };
   std::int64_t i = 0;
   for (; i + lanes <= part.width; i += lanes) {
-    step([](const float* from) HWY_ATTR { return hn::LoadU(DF(), from); }, i);
+    step([](const auto* from) HWY_ATTR { return LoadAs(from); }, i);
   }
   if (i < part.width) {
-    step([&](const float* from) HWY_ATTR { return LoadTail(from, part.width - i); }, i);
+    step([&](const auto* from) HWY_ATTR { return LoadTail(from, part.width - i); }, i);
   }
 }
 
 /// Scores of kHeads heads and 4 rows.
-template <int kHeads>
-HWY_INLINE void ScoreTile(const ScorePart& semantic, const ScorePart& positional, float* scores) {
+template <int kHeads, typename T>
+HWY_INLINE void ScoreTile(const ScorePart<T>& semantic, const ScorePart<T>& positional,
+                          float* scores) {
   VF acc[kHeads][4];
 #pragma GCC unroll 4
   for (int h = 0; h < kHeads; ++h) {
@@ -103,47 +107,52 @@ HWY_INLINE void ScoreTile(const ScorePart& semantic, const ScorePart& positional
   }
 }
 
-/// Scores of all heads against `count` ≤ 64 float32 rows.
-void Scores(const ScorePart& semantic, const ScorePart& positional, std::int64_t heads,
-            std::int64_t count, float* scores) {
-  // Eight rows (18 KiB for DeepSeek-V2-Lite) and four queries at a time stay in the first-level
-  // cache.
-  constexpr std::int64_t kRowsAtOnce = 8;
-  const std::int64_t whole = count / 4 * 4;
-  for (std::int64_t first = 0; first < whole; first += kRowsAtOnce) {
-    for (std::int64_t h = 0; h < heads; h += 4) {
-      for (std::int64_t k = first; k < std::min(whole, first + kRowsAtOnce); k += 4) {
-        const ScorePart s = semantic.at(h, k);
-        const ScorePart p = positional.at(h, k);
-        float* to = scores + h * kRowBlock + k;
-        switch (std::min<std::int64_t>(4, heads - h)) {
-          case 4:
-            ScoreTile<4>(s, p, to);
-            break;
-          case 3:
-            ScoreTile<3>(s, p, to);
-            break;
-          case 2:
-            ScoreTile<2>(s, p, to);
-            break;
-          default:
-            ScoreTile<1>(s, p, to);
+/// Scores of one KV head's heads against `count` ≤ 4 rows.
+template <typename T>
+HWY_INLINE void ScoreRows(const ScorePart<T>& semantic, const ScorePart<T>& positional,
+                          std::int64_t heads, std::int64_t count, float* scores) {
+  for (std::int64_t h = 0; h < heads; h += 4) {
+    const ScorePart<T> s = semantic.at(h, 0);
+    const ScorePart<T> p = positional.at(h, 0);
+    float* to = scores + h * kRowBlock;
+    if (count < 4) {
+      for (std::int64_t i = 0; i < std::min<std::int64_t>(4, heads - h); ++i) {
+        for (std::int64_t k = 0; k < count; ++k) {
+          const ScorePart<T> si = s.at(i, k);
+          const ScorePart<T> pi = p.at(i, k);
+          to[i * kRowBlock + k] = Dot(si.q, si.rows, si.width) + Dot(pi.q, pi.rows, pi.width);
         }
       }
+      continue;
     }
-  }
-  for (std::int64_t k = whole; k < count; ++k) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      const ScorePart s = semantic.at(h, k);
-      const ScorePart p = positional.at(h, k);
-      scores[h * kRowBlock + k] = Dot(s.q, s.rows, s.width) + Dot(p.q, p.rows, p.width);
+    switch (std::min<std::int64_t>(4, heads - h)) {
+      case 4:
+        ScoreTile<4>(s, p, to);
+        break;
+      case 3:
+        ScoreTile<3>(s, p, to);
+        break;
+      case 2:
+        ScoreTile<2>(s, p, to);
+        break;
+      default:
+        ScoreTile<1>(s, p, to);
     }
   }
 }
 
+/// Reads a little of every cache line, in order: the processor then foresees the next ones, which
+/// it does not where the KV heads take turns over a whole block. (Prefetch instructions wait in a
+/// short queue; they were slower.)
+HWY_INLINE void TouchLines(const void* from, std::int64_t bytes) {
+  constexpr std::int64_t kLine = 64;
+  const auto* line = static_cast<const volatile std::uint8_t*>(from);
+  for (std::int64_t at = 0; at < bytes; at += kLine) static_cast<void>(line[at]);
+}
+
 /// out[h] = out[h]·factor[h] + Σ_k weights[h][k]·rows[k] for kHeads heads and kVectors vectors.
-template <int kHeads, int kVectors>
-HWY_INLINE void OutputTile(const float* weights, const float* factor, const float* rows,
+template <int kHeads, int kVectors, typename T>
+HWY_INLINE void OutputTile(const float* weights, const float* factor, const T* rows,
                            std::int64_t row_stride, std::int64_t count, float* out,
                            std::int64_t out_stride) {
   const DF d;
@@ -160,7 +169,7 @@ HWY_INLINE void OutputTile(const float* weights, const float* factor, const floa
   for (std::int64_t k = 0; k < count; ++k) {
     VF row[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) row[v] = hn::LoadU(d, rows + k * row_stride + v * lanes);
+    for (int v = 0; v < kVectors; ++v) row[v] = LoadAs(rows + k * row_stride + v * lanes);
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
       const VF weight = hn::Set(d, weights[h * kRowBlock + k]);
@@ -185,8 +194,8 @@ constexpr int kAccumulators = 16;
 constexpr int kAccumulators = 8;
 #endif
 
-template <int kHeads>
-void Outputs(const float* weights, const float* factor, const float* rows, std::int64_t row_stride,
+template <int kHeads, typename T>
+void Outputs(const float* weights, const float* factor, const T* rows, std::int64_t row_stride,
              std::int64_t width, std::int64_t count, float* out) {
   const std::int64_t lanes = Lanes();
   std::int64_t i = 0;
@@ -201,7 +210,7 @@ void Outputs(const float* weights, const float* factor, const float* rows, std::
     for (int h = 0; h < kHeads; ++h) {
       float sum = out[h * width + i] * factor[h];
       for (std::int64_t k = 0; k < count; ++k) {
-        sum += weights[h * kRowBlock + k] * rows[k * row_stride + i];
+        sum += weights[h * kRowBlock + k] * hn::GetLane(LoadTail(rows + k * row_stride + i, 1));
       }
       out[h * width + i] = sum;
     }
@@ -212,11 +221,14 @@ void Outputs(const float* weights, const float* factor, const float* rows, std::
 void Softmax(const RowHeads& heads, std::int64_t count, float* scores, float* factor) {
   const DF d;
   const std::int64_t lanes = Lanes();
-  for (std::int64_t h = 0; h < heads.heads; ++h) {
+  for (std::int64_t h = 0; h < heads.kv_heads * heads.heads; ++h) {
     float* row = scores + h * kRowBlock;
     const float before = heads.top[h];
-    float now = before;
-    for (std::int64_t k = 0; k < count; ++k) now = std::max(now, row[k]);
+    std::int64_t at = 0;
+    VF most = hn::Set(d, before);
+    for (; at + lanes <= count; at += lanes) most = hn::Max(hn::LoadU(d, row + at), most);
+    float now = hn::GetLane(hn::MaxOfLanes(d, most));
+    for (; at < count; ++at) now = std::max(now, row[at]);
     const VF top = hn::Set(d, now);
     VF sums = hn::Zero(d);
     std::int64_t k = 0;
@@ -236,53 +248,98 @@ void Softmax(const RowHeads& heads, std::int64_t count, float* scores, float* fa
   }
 }
 
-void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
+/// Rows of one dtype.
+template <typename T>
+struct TypedRows {
+  const T* semantic;
+  const T* positional;
+  std::int64_t semantic_stride, positional_stride;
+};
+
+/// One block of at most 64 rows.
+template <typename T>
+void AttendBlock(const RowHeads& heads, const TypedRows<T>& rows, std::int64_t count,
+                 const float* bias, std::int64_t bias_stride) {
   float* scores = heads.scratch;
-  float* wide_semantic = scores + heads.heads * kRowBlock;
-  float* wide_positional = wide_semantic + kRowBlock * heads.d_semantic;
-  float* factor = wide_positional + kRowBlock * heads.d_positional;
-  for (std::int64_t first = 0; first < rows.count; first += kRowBlock) {
-    const std::int64_t count = std::min(kRowBlock, rows.count - first);
-    const float* semantic = nullptr;
-    const float* positional = nullptr;
-    std::int64_t semantic_stride = rows.semantic_stride;
-    std::int64_t positional_stride = rows.positional_stride;
-    if (rows.dtype == DType::f32) {
-      semantic = static_cast<const float*>(rows.semantic) + first * semantic_stride;
-      positional = static_cast<const float*>(rows.positional) + first * positional_stride;
-    } else {
-      // Widened once for all heads.
-      const auto* s = static_cast<const std::uint16_t*>(rows.semantic) + first * semantic_stride;
-      const auto* p =
-          static_cast<const std::uint16_t*>(rows.positional) + first * positional_stride;
-      for (std::int64_t k = 0; k < count; ++k) {
-        Widen(s + k * semantic_stride, heads.d_semantic, wide_semantic + k * heads.d_semantic);
-        Widen(p + k * positional_stride, heads.d_positional,
-              wide_positional + k * heads.d_positional);
-      }
-      semantic = wide_semantic;
-      positional = wide_positional;
-      semantic_stride = heads.d_semantic;
-      positional_stride = heads.d_positional;
+  float* factor = scores + heads.kv_heads * heads.heads * kRowBlock;
+  const std::int64_t scored = heads.q_semantic == nullptr ? 0 : heads.d_semantic;
+  for (std::int64_t k = 0; k < count; k += 4) {
+    const std::int64_t some = std::min<std::int64_t>(4, count - k);
+    const T* positional = rows.positional + k * rows.positional_stride;
+    const T* semantic = rows.semantic + k * rows.semantic_stride;
+    if (scored == 0 && heads.kv_heads > 1) {
+      TouchLines(semantic, some * rows.semantic_stride * static_cast<std::int64_t>(sizeof(T)));
     }
-    const std::int64_t scored = heads.q_semantic == nullptr ? 0 : heads.d_semantic;
-    Scores({heads.q_semantic, semantic, semantic_stride, scored},
-           {heads.q_positional, positional, positional_stride, heads.d_positional}, heads.heads,
-           count, scores);
-    if (rows.bias != nullptr) {
-      for (std::int64_t k = 0; k < count; ++k) {
-        const float bias = rows.bias[(first + k) * rows.bias_stride] * std::numbers::log2e_v<float>;
-        for (std::int64_t h = 0; h < heads.heads; ++h) scores[h * kRowBlock + k] += bias;
+    for (std::int64_t kv = 0; kv < heads.kv_heads; ++kv) {
+      const std::int64_t head = kv * heads.heads;
+      if constexpr (sizeof(T) == sizeof(std::uint16_t)) {
+        if (heads.q_bf16 != nullptr) {
+          // A row of zeros stands for those that are missing at the end of a block.
+          std::int64_t stride = rows.positional_stride;
+          const T* from = positional + kv * heads.d_positional;
+          if (some < 4) {
+            T* filled = reinterpret_cast<T*>(factor + heads.kv_heads * heads.heads);
+            for (std::int64_t i = 0; i < 4; ++i) {
+              if (i < some) {
+                std::memcpy(filled + i * heads.d_positional, from + i * stride,
+                            static_cast<std::size_t>(heads.d_positional) * sizeof(T));
+              } else {
+                std::fill_n(filled + i * heads.d_positional, heads.d_positional, T{0});
+              }
+            }
+            from = filled;
+            stride = heads.d_positional;
+          }
+          bf16_kernels()->row_scores(heads.q_bf16 + head * heads.d_positional, heads.heads,
+                                     heads.d_positional, from, stride, heads.q_factor,
+                                     scores + head * kRowBlock + k, kRowBlock);
+          continue;
+        }
+      }
+      ScoreRows<T>(
+          {heads.q_semantic == nullptr ? nullptr : heads.q_semantic + head * scored,
+           semantic + kv * heads.d_semantic, rows.semantic_stride, scored},
+          {heads.q_positional + head * heads.d_positional, positional + kv * heads.d_positional,
+           rows.positional_stride, heads.d_positional},
+          heads.heads, some, scores + head * kRowBlock + k);
+    }
+  }
+  if (bias != nullptr) {
+    for (std::int64_t k = 0; k < count; ++k) {
+      for (std::int64_t head = 0; head < heads.kv_heads * heads.heads; ++head) {
+        const std::int64_t kv = bias_stride > 0 ? head / heads.heads : 0;
+        scores[head * kRowBlock + k] += bias[k * bias_stride + kv] * std::numbers::log2e_v<float>;
       }
     }
-    Softmax(heads, count, scores, factor);
+  }
+  Softmax(heads, count, scores, factor);
+  if constexpr (sizeof(T) == sizeof(std::uint16_t)) {
+    if (heads.q_bf16 != nullptr) {
+      const Bf16Kernels& kernels = *bf16_kernels();
+      for (std::int64_t head = 0; head < heads.kv_heads * heads.heads; ++head) {
+        float* row = scores + head * kRowBlock;
+        if (count % 2 != 0) row[count] = 0;
+        kernels.round_pairs(row, (count + 1) / 2, reinterpret_cast<std::uint32_t*>(row));
+      }
+      for (std::int64_t kv = 0; kv < heads.kv_heads; ++kv) {
+        const std::int64_t head = kv * heads.heads;
+        kernels.row_outputs(reinterpret_cast<const std::uint32_t*>(scores + head * kRowBlock),
+                            kRowBlock, factor + head, heads.heads, heads.d_semantic,
+                            rows.semantic + kv * heads.d_semantic, rows.semantic_stride, count,
+                            heads.out + head * heads.d_semantic);
+      }
+      return;
+    }
+  }
+  for (std::int64_t kv = 0; kv < heads.kv_heads; ++kv) {
+    const T* semantic = rows.semantic + kv * heads.d_semantic;
     // Eight heads at a time pass over the block half as often as four.
     for (std::int64_t h = 0; h < heads.heads; h += heads.heads - h >= 8 ? 8 : 4) {
-      const float* weights = scores + h * kRowBlock;
-      float* out = heads.out + h * heads.d_semantic;
+      const std::int64_t head = kv * heads.heads + h;
       const auto outputs = [&](auto kHeads) HWY_ATTR {
-        Outputs<decltype(kHeads)::value>(weights, factor + h, semantic, semantic_stride,
-                                         heads.d_semantic, count, out);
+        Outputs<decltype(kHeads)::value>(scores + head * kRowBlock, factor + head, semantic,
+                                         rows.semantic_stride, heads.d_semantic, count,
+                                         heads.out + head * heads.d_semantic);
       };
       switch (std::min<std::int64_t>(8, heads.heads - h)) {
         case 8:
@@ -307,6 +364,44 @@ void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
   }
 }
 
+void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
+  // Widening pays where many heads read the same rows.
+  constexpr std::int64_t kMany = 8;
+  const std::int64_t semantic_width = heads.kv_heads * heads.d_semantic;
+  const std::int64_t positional_width = heads.kv_heads * heads.d_positional;
+  float* wide_semantic = heads.scratch + heads.kv_heads * heads.heads * (kRowBlock + 1);
+  float* wide_positional = wide_semantic + kRowBlock * semantic_width;
+  for (std::int64_t first = 0; first < rows.count; first += kRowBlock) {
+    const std::int64_t count = std::min(kRowBlock, rows.count - first);
+    const float* bias = rows.bias == nullptr ? nullptr : rows.bias + first * rows.bias_stride;
+    const auto block = [&]<typename T>(const T* semantic, const T* positional) HWY_ATTR {
+      AttendBlock<T>(
+          heads,
+          {semantic + first * rows.semantic_stride, positional + first * rows.positional_stride,
+           rows.semantic_stride, rows.positional_stride},
+          count, bias, rows.bias_stride);
+    };
+    if (rows.dtype == DType::f32) {
+      block(static_cast<const float*>(rows.semantic), static_cast<const float*>(rows.positional));
+      continue;
+    }
+    const auto* semantic = static_cast<const std::uint16_t*>(rows.semantic);
+    const auto* positional = static_cast<const std::uint16_t*>(rows.positional);
+    if (heads.heads < kMany || heads.q_bf16 != nullptr) {
+      block(semantic, positional);
+      continue;
+    }
+    for (std::int64_t k = 0; k < count; ++k) {
+      Widen(semantic + (first + k) * rows.semantic_stride, semantic_width,
+            wide_semantic + k * semantic_width);
+      Widen(positional + (first + k) * rows.positional_stride, positional_width,
+            wide_positional + k * positional_width);
+    }
+    AttendBlock<float>(heads, {wide_semantic, wide_positional, semantic_width, positional_width},
+                       count, bias, rows.bias_stride);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace lca::cpu
 HWY_AFTER_NAMESPACE();
@@ -316,10 +411,17 @@ namespace lca::cpu {
 
 HWY_EXPORT(RowsAttend);
 
+bool rows_run_bf16(DType dtype, std::int64_t d_semantic, std::int64_t d_positional) {
+  constexpr std::int64_t kPiece = 32;
+  return dtype == DType::bf16 && d_semantic % kPiece == 0 && d_positional % kPiece == 0 &&
+         bf16_kernels() != nullptr;
+}
+
 void rows_begin(const RowHeads& heads) {
-  std::fill_n(heads.out, heads.heads * heads.d_semantic, 0.0F);
-  std::fill_n(heads.top, heads.heads, -1e30F);
-  std::fill_n(heads.sum, heads.heads, 0.0F);
+  const std::int64_t count = heads.kv_heads * heads.heads;
+  std::fill_n(heads.out, count * heads.d_semantic, 0.0F);
+  std::fill_n(heads.top, count, -1e30F);
+  std::fill_n(heads.sum, count, 0.0F);
 }
 
 void rows_attend(const RowHeads& heads, const RowSpan& rows) {

@@ -1,11 +1,12 @@
 #pragma once
-/// Attention of the heads that share one KV head to rows as the cache stores them: the inner loop
-/// of decoding.
+/// Attention of all heads to rows as the cache stores them: the inner loop of decoding.
 ///
-/// Shapes: R heads (16 for DeepSeek-V2-Lite, all on one latent) against `count` rows of
-/// d_c + d_r values; the value of a row is its semantic part. Operations per row: 2·R·(2·d_c + d_r)
-/// = 34,816; bytes: 4·(d_c + d_r) = 2,304 in float32. Rows go by in blocks of 64 (144 KiB), which
-/// stay in the second-level cache while the heads pass over them four at a time.
+/// Shapes: R heads to each KV head (16 for DeepSeek-V2-Lite, all on one latent) against `count`
+/// rows of d_c + d_r values; the value of a row is its semantic part. Operations per row:
+/// 2·R·(2·d_c + d_r) = 34,816; bytes: 4·(d_c + d_r) = 2,304 in float32. Rows go by in blocks of 64
+/// (144 KiB), which stay in the second-level cache while the heads pass over them four at a time.
+/// With several KV heads a row holds one after another, and is read as it lies: memory likes one
+/// stream.
 
 #include <lca/tensor.h>
 
@@ -17,32 +18,40 @@ constexpr std::int64_t kRowBlock = 64;  ///< rows in one step of the online soft
 
 /// Heads with what they have gathered so far; `rows_attend` adds to it.
 struct RowHeads {
-  std::int64_t heads = 0;
+  std::int64_t kv_heads = 1;
+  std::int64_t heads = 0;  ///< of each KV head; those of the first come first below
   std::int64_t d_semantic = 0, d_positional = 0;
   const float* q_semantic =
-      nullptr;  ///< [heads][d_semantic]; null: rows are scored by position only
-  const float* q_positional = nullptr;  ///< [heads][d_positional]; both times scale·log₂e
-  float* out = nullptr;                 ///< [heads][d_semantic], not yet divided by `sum`
-  float* top = nullptr;                 ///< [heads], the largest score so far, in powers of two
-  float* sum = nullptr;                 ///< [heads]
-  float* scratch = nullptr;             ///< rows_scratch_floats(...)
+      nullptr;  ///< [KV][heads][d_semantic]; null: rows are scored by position only
+  const float* q_positional = nullptr;  ///< [KV][heads][d_positional]; both times scale·log₂e
+  /// The same in bfloat16 and without the factor, where `rows_run_bf16` says so; null: not.
+  const std::uint16_t* q_bf16 = nullptr;
+  float q_factor = 0;        ///< scale·log₂e, for q_bf16
+  float* out = nullptr;      ///< [KV][heads][d_semantic], not yet divided by `sum`
+  float* top = nullptr;      ///< [KV][heads], the largest score so far, in powers of two
+  float* sum = nullptr;      ///< [KV][heads]
+  float* scratch = nullptr;  ///< rows_scratch_floats(...)
 };
 
-/// Rows in the cache: row i starts i strides further.
+/// Rows in the cache: row i starts i strides further, and holds one piece for each KV head.
 struct RowSpan {
   const void* semantic = nullptr;
   const void* positional = nullptr;
   std::int64_t semantic_stride = 0, positional_stride = 0;
   DType dtype = DType::f32;
   std::int64_t count = 0;
-  const float* bias = nullptr;  ///< of row i at bias[i·bias_stride]; null: none
+  /// Of row i and KV head j at bias[i·bias_stride + j], or with stride 0 one for all; null: none.
+  const float* bias = nullptr;
   std::int64_t bias_stride = 0;
 };
 
-constexpr std::int64_t rows_scratch_floats(std::int64_t heads, std::int64_t d_semantic,
-                                           std::int64_t d_positional) {
-  return kRowBlock * (heads + d_semantic + d_positional) + heads;
+constexpr std::int64_t rows_scratch_floats(std::int64_t heads, std::int64_t kv_heads,
+                                           std::int64_t d_semantic, std::int64_t d_positional) {
+  return kRowBlock * (heads * kv_heads + kv_heads * (d_semantic + d_positional)) + heads * kv_heads;
 }
+
+/// Whether rows of this dtype and width, scored by position only, are multiplied in bfloat16.
+bool rows_run_bf16(DType dtype, std::int64_t d_semantic, std::int64_t d_positional);
 
 /// Empties what the heads have gathered.
 void rows_begin(const RowHeads& heads);

@@ -145,6 +145,17 @@ struct Bf16Kernels {
                   const float* factor, float* out, std::int64_t out_stride);
   /// Rounds `words`·2 floats to bfloat16 pairs.
   void (*round_pairs)(const float* from, std::int64_t words, std::uint32_t* to);
+  /// For decoding. scores[h·stride + k] = factor · q[h] · rows[k], of 4 rows `row_stride` apart and
+  /// `width` (a multiple of 32) values each.
+  void (*row_scores)(const std::uint16_t* q, std::int64_t heads, std::int64_t width,
+                     const std::uint16_t* rows, std::int64_t row_stride, float factor,
+                     float* scores, std::int64_t stride);
+  /// out[h] = out[h]·factor[h] + Σ_k weights[h][k] · rows[k] of `count` rows; weights rounded to
+  /// pairs, those of heads `weight_stride` pairs apart; where `count` is odd the last pair ends in
+  /// 0.
+  void (*row_outputs)(const std::uint32_t* weights, std::int64_t weight_stride, const float* factor,
+                      std::int64_t heads, std::int64_t width, const std::uint16_t* rows,
+                      std::int64_t row_stride, std::int64_t count, float* out);
 };
 constexpr int kBf16Rows = 12;  ///< rows of queries per call of the AVX-512 BF16 products
 /// As compiled; null pointers where this build has none.

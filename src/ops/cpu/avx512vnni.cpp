@@ -61,47 +61,12 @@ struct BlockValues {
   }
 };
 
-/// a and b of one block in each of four weight rows, `row` bytes apart.
-struct Headers {
-  __m128 a, b;
-};
-
-/// Four half-precision numbers.
-inline __m128 halves(const Byte* from, std::int64_t row) {
-  std::uint16_t bits[4];
-  for (int r = 0; r < 4; ++r) __builtin_memcpy(bits + r, from + r * row, 2);
-  return _mm_cvtph_ps(_mm_set_epi16(0, 0, 0, 0, static_cast<short>(bits[3]),
-                                    static_cast<short>(bits[2]), static_cast<short>(bits[1]),
-                                    static_cast<short>(bits[0])));
-}
-
-/// A scale alone: b is a constant multiple of it.
-inline Headers scales_only(const Byte* from, std::int64_t row, float multiple) {
-  const __m128 a = halves(from, row);
-  return {a, _mm_mul_ps(a, _mm_set1_ps(multiple))};
-}
-
-/// A scale, then a minimum.
-inline Headers scales_and_minimums(const Byte* from, std::int64_t row) {
-  std::uint32_t bits[4];
-  for (int r = 0; r < 4; ++r) __builtin_memcpy(bits + r, from + r * row, 4);
-  const __m256 both =
-      _mm256_cvtph_ps(_mm_set_epi32(static_cast<int>(bits[3]), static_cast<int>(bits[2]),
-                                    static_cast<int>(bits[1]), static_cast<int>(bits[0])));
-  const __m128 low = _mm256_castps256_ps128(both);
-  const __m128 high = _mm256_extractf128_ps(both, 1);
-  return {_mm_shuffle_ps(low, high, _MM_SHUFFLE(2, 0, 2, 0)),
-          _mm_shuffle_ps(low, high, _MM_SHUFFLE(3, 1, 3, 1))};
-}
-
 struct Q4_0 {
   static constexpr int kValues = 32, kBytes = 18;
   static Block load(const Byte* from, int) {
     const float scale = half_at(from);
     return {nibbles(from + 2), scale, scale, -8 * scale, -8 * scale};
   }
-  static __m256i quants(const Byte* from) { return nibbles(from + 2); }
-  static Headers headers(const Byte* from, std::int64_t row) { return scales_only(from, row, -8); }
 };
 
 struct Q4_1 {
@@ -109,10 +74,6 @@ struct Q4_1 {
   static Block load(const Byte* from, int) {
     const float scale = half_at(from), minimum = half_at(from + 2);
     return {nibbles(from + 4), scale, scale, minimum, minimum};
-  }
-  static __m256i quants(const Byte* from) { return nibbles(from + 4); }
-  static Headers headers(const Byte* from, std::int64_t row) {
-    return scales_and_minimums(from, row);
   }
 };
 
@@ -123,10 +84,6 @@ struct Q5_0 {
     return {_mm256_or_si256(nibbles(from + 6), sixteens(from + 2)), scale, scale, -16 * scale,
             -16 * scale};
   }
-  static __m256i quants(const Byte* from) {
-    return _mm256_or_si256(nibbles(from + 6), sixteens(from + 2));
-  }
-  static Headers headers(const Byte* from, std::int64_t row) { return scales_only(from, row, -16); }
 };
 
 struct Q5_1 {
@@ -134,12 +91,6 @@ struct Q5_1 {
   static Block load(const Byte* from, int) {
     const float scale = half_at(from), minimum = half_at(from + 2);
     return {_mm256_or_si256(nibbles(from + 8), sixteens(from + 4)), scale, scale, minimum, minimum};
-  }
-  static __m256i quants(const Byte* from) {
-    return _mm256_or_si256(nibbles(from + 8), sixteens(from + 4));
-  }
-  static Headers headers(const Byte* from, std::int64_t row) {
-    return scales_and_minimums(from, row);
   }
 };
 
@@ -149,13 +100,6 @@ struct Q8_0 {
     const float scale = half_at(from);
     const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 2));
     return {_mm256_xor_si256(q, _mm256_set1_epi8(-128)), scale, scale, -128 * scale, -128 * scale};
-  }
-  static __m256i quants(const Byte* from) {
-    const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 2));
-    return _mm256_xor_si256(q, _mm256_set1_epi8(-128));
-  }
-  static Headers headers(const Byte* from, std::int64_t row) {
-    return scales_only(from, row, -128);
   }
 };
 
@@ -261,50 +205,94 @@ inline void dots(const Byte* weights, std::int64_t blocks, const QuantisedRows& 
   }
 }
 
-/// Bytes between what is multiplied and what is asked for.
-constexpr std::int64_t kAhead = 8192;
+/// How a strip holds its weights (strips.cpp): w = a·q + b.
+template <bool kMinimums, bool kFifth, bool kBytes, int kOffset>
+struct Strip {
+  static constexpr int kHeaderBytes = kMinimums ? 64 : 32;
+  static constexpr int kQuantsAt = kHeaderBytes + (kFifth ? 64 : 0);
+  static constexpr int kBlockBytes = kQuantsAt + (kBytes ? 512 : 256);
+  static constexpr int kGroups = 8;  // of four columns
 
-/// Four weight rows with one or two rows of activations, for types of one scale a block: the four
-/// headers are read together, and the sums do not wait for each other.
-template <typename Type, int kRows>
-inline void four_dots(const Byte* weights, std::int64_t row_bytes, std::int64_t blocks,
-                      const QuantisedRows& x, std::int64_t row, float* out, std::int64_t stride) {
-  __m256 sum[kRows][4];
-  __m128 offset[kRows];
-  for (int m = 0; m < kRows; ++m) {
-    offset[m] = _mm_setzero_ps();
-    for (int r = 0; r < 4; ++r) sum[m][r] = _mm256_setzero_ps();
+  static __m512 scales(const Byte* headers) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(headers)));
   }
-  // Weights come from memory once a token, in pieces too short for the processor to foresee: ask
-  // for what comes a few rows later. Asking beyond the end does no harm.
-  const Byte* ahead = weights + kAhead;
-  for (std::int64_t block = 0; block < blocks; ++block, weights += Type::kBytes) {
-    _mm_prefetch(ahead, _MM_HINT_T0);
-    _mm_prefetch(ahead + 64, _MM_HINT_T0);
-    ahead += 4 * Type::kBytes;
-    const Headers headers = Type::headers(weights, row_bytes);
-    __m256i quants[4];
+  static __m512 offsets(const Byte* headers, __m512 a) {
+    if constexpr (kMinimums) return scales(headers + 32);
+    return _mm512_mul_ps(a, _mm512_set1_ps(-kOffset));
+  }
+  /// Four columns of sixteen rows.
+  static __m512i quants(const Byte* block, int group) {
+    if constexpr (kBytes) return _mm512_loadu_si512(block + kQuantsAt + 64 * group);
+    __m512i q = _mm512_loadu_si512(block + kQuantsAt + 64 * (group % 4));
+    if (group >= 4) q = _mm512_srli_epi16(q, 4);
+    q = _mm512_and_si512(q, _mm512_set1_epi8(15));
+    if constexpr (kFifth) {
+      std::uint64_t set;
+      __builtin_memcpy(&set, block + kHeaderBytes + 8 * group, sizeof set);
+      q = _mm512_or_si512(q, _mm512_maskz_set1_epi8(set, 16));
+    }
+    return q;
+  }
+};
+
+/// Four consecutive values, in every lane.
+inline __m512i four_values(const std::int8_t* from) {
+  int word;
+  __builtin_memcpy(&word, from, sizeof word);
+  return _mm512_set1_epi32(word);
+}
+
+/// One strip with kRows rows of activations.
+template <typename Type, int kRows>
+inline void strip_dots(const Byte* strip, std::int64_t blocks, const QuantisedRows& x,
+                       std::int64_t row, __mmask16 kept, float* out, std::int64_t stride) {
+  __m512 sum[kRows];
+  for (int m = 0; m < kRows; ++m) sum[m] = _mm512_setzero_ps();
+  for (std::int64_t block = 0; block < blocks; ++block, strip += Type::kBlockBytes) {
+    __m512i high[kRows], low[kRows];
+    for (int m = 0; m < kRows; ++m) high[m] = low[m] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int group = 0; group < Type::kGroups; ++group) {
+      const __m512i q = Type::quants(strip, group);
 #pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r) quants[r] = Type::quants(weights + r * row_bytes);
-#pragma GCC unroll 2
+      for (int m = 0; m < kRows; ++m) {
+        const std::int64_t at = ((row + m) * x.blocks + block) * 32 + 4 * group;
+        high[m] = _mm512_dpbusd_epi32(high[m], q, four_values(x.high + at));
+        low[m] = _mm512_dpbusd_epi32(low[m], q, four_values(x.low + at));
+      }
+    }
+    const __m512 a = Type::scales(strip);
+    const __m512 b = Type::offsets(strip, a);
+#pragma GCC unroll 4
     for (int m = 0; m < kRows; ++m) {
       const std::int64_t at = (row + m) * x.blocks + block;
-      const BlockValues values(x, at);
-      const __m128 scale = _mm_mul_ps(headers.a, _mm_set1_ps(x.scales[at]));
-      const __m128 total = _mm_set1_ps(x.sums[2 * at] + x.sums[2 * at + 1]);
-      offset[m] = _mm_fmadd_ps(headers.b, total, offset[m]);
-      const __m256 wide = _mm256_castps128_ps256(scale);
-#pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) {
-        sum[m][r] = _mm256_fmadd_ps(
-            values.dot(quants[r]), _mm256_permutevar8x32_ps(wide, _mm256_set1_epi32(r)), sum[m][r]);
-      }
+      const __m512 dot =
+          _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[m], 7), low[m]));
+      const __m512 total = _mm512_set1_ps(x.sums[2 * at] + x.sums[2 * at + 1]);
+      sum[m] = _mm512_fmadd_ps(b, total, sum[m]);
+      sum[m] = _mm512_fmadd_ps(dot, _mm512_mul_ps(a, _mm512_set1_ps(x.scales[at])), sum[m]);
     }
   }
   for (int m = 0; m < kRows; ++m) {
-    alignas(16) float offsets[4];
-    _mm_store_ps(offsets, offset[m]);
-    for (int r = 0; r < 4; ++r) out[(row + m) * stride + r] = sum_of(sum[m][r]) + offsets[r];
+    _mm512_mask_storeu_ps(out + (row + m) * stride, kept, sum[m]);
+  }
+}
+
+template <typename Type>
+void strips_of(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
+               std::int64_t rows, float* out, std::int64_t stride) {
+  const std::int64_t blocks = w.columns / 32;
+  const std::int64_t bytes = (blocks * Type::kBlockBytes + 63) / 64 * 64;
+  const auto* strip = reinterpret_cast<const Byte*>(w.data) + first / 16 * bytes;
+  for (std::int64_t n = first; n < end; n += 16, strip += bytes) {
+    const auto kept = static_cast<__mmask16>(end - n >= 16 ? 0xffff : (1 << (end - n)) - 1);
+    std::int64_t m = 0;
+    for (; m + 4 <= rows; m += 4) strip_dots<Type, 4>(strip, blocks, x, m, kept, out + n, stride);
+    if (m + 2 <= rows) {
+      strip_dots<Type, 2>(strip, blocks, x, m, kept, out + n, stride);
+      m += 2;
+    }
+    if (m < rows) strip_dots<Type, 1>(strip, blocks, x, m, kept, out + n, stride);
   }
 }
 
@@ -314,17 +302,7 @@ void rows_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const
   const std::int64_t blocks = w.columns / 32;
   const std::int64_t row_bytes = w.columns / Type::kValues * Type::kBytes;
   const auto* weights = reinterpret_cast<const Byte*>(w.data) + first * row_bytes;
-  std::int64_t n = first;
-  if constexpr (Type::kValues == 32) {
-    for (; n + 4 <= end; n += 4, weights += 4 * row_bytes) {
-      std::int64_t m = 0;
-      for (; m + 2 <= rows; m += 2) {
-        four_dots<Type, 2>(weights, row_bytes, blocks, x, m, out + n, stride);
-      }
-      if (m < rows) four_dots<Type, 1>(weights, row_bytes, blocks, x, m, out + n, stride);
-    }
-  }
-  for (; n < end; ++n, weights += row_bytes) {
+  for (std::int64_t n = first; n < end; ++n, weights += row_bytes) {
     std::int64_t m = 0;
     for (; m + 4 <= rows; m += 4) dots<Type, 4>(weights, blocks, x, m, out + n, stride);
     if (m + 2 <= rows) {
@@ -356,6 +334,24 @@ void packed_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, con
       return rows_dot<Q5_K>(w, first, end, x, rows, out, stride);
     case PackedType::q6_k:
       return rows_dot<Q6_K>(w, first, end, x, rows, out, stride);
+    default:
+      return;
+  }
+}
+
+void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
+                std::int64_t rows, float* out, std::int64_t stride) {
+  switch (w.type) {
+    case PackedType::q4_0:
+      return strips_of<Strip<false, false, false, 8>>(w, first, end, x, rows, out, stride);
+    case PackedType::q4_1:
+      return strips_of<Strip<true, false, false, 0>>(w, first, end, x, rows, out, stride);
+    case PackedType::q5_0:
+      return strips_of<Strip<false, true, false, 16>>(w, first, end, x, rows, out, stride);
+    case PackedType::q5_1:
+      return strips_of<Strip<true, true, false, 0>>(w, first, end, x, rows, out, stride);
+    case PackedType::q8_0:
+      return strips_of<Strip<false, false, true, 128>>(w, first, end, x, rows, out, stride);
     default:
       return;
   }

@@ -24,6 +24,7 @@
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
 #include "ops/packed_dot.h"
+#include "ops/strips.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca {
@@ -70,9 +71,9 @@ constexpr std::int64_t kFewRows = 12;
 /// Weight rows one task of the few-row product handles: long pieces, which memory likes, but
 /// several for each thread.
 std::int64_t rows_per_task(const PackedMatrix& weight, int threads) {
-  constexpr std::int64_t kFewest = 16;
+  constexpr std::int64_t kFewest = kStripRows;
   constexpr std::int64_t kTasksPerThread = 4;
-  const std::int64_t rows = weight.rows / (kTasksPerThread * threads) / 4 * 4;
+  const std::int64_t rows = weight.rows / (kTasksPerThread * threads) / kFewest * kFewest;
   return std::max(kFewest, rows);
 }
 
@@ -83,7 +84,7 @@ std::int64_t panel_rows(std::int64_t out) {
 
 /// Whether few rows are multiplied on the packed blocks, with activations in 15 bits.
 bool runs_packed(const PackedMatrix& weight, ProductType type) {
-  return type == ProductType::bf16 && packed_dot_supported(weight.type);
+  return weight.strips || (type == ProductType::bf16 && packed_dot_supported(weight.type));
 }
 
 /// One of several products that share their activations.
@@ -113,7 +114,9 @@ struct Scratch {
       unpacks = unpacks || !few || !runs_packed(product.weight, type);
       if (!few) weight_rows = std::max(weight_rows, panel_rows(product.weight.rows));
     }
-    if (few && type == ProductType::bf16) {
+    if (few && std::ranges::any_of(group, [&](const Product& product) {
+          return runs_packed(product.weight, type);
+        })) {
       quantised = carver.take<std::byte>(static_cast<std::int64_t>(quantised_bytes(rows, in)));
     }
     if (!few && type == ProductType::bf16) {
@@ -164,6 +167,10 @@ void few_rows(Context& context, std::span<const Product> group, ProductType type
       [&](const Product& product) { return rows_per_task(product.weight, context.threads()); },
       [&](const Product& product, std::int64_t first, std::int64_t count, int worker) {
         const PackedMatrix& w = product.weight;
+        if (w.strips) {
+          strips_dot(w, first, first + count, quantised, rows, product.out, w.rows);
+          return;
+        }
         if (runs_packed(w, type)) {
           packed_dot(w, first, first + count, quantised, rows, product.out, w.rows);
           return;
@@ -178,6 +185,21 @@ void few_rows(Context& context, std::span<const Product> group, ProductType type
           }
         }
       });
+}
+
+/// Rows of a weight in bfloat16; `scratch` takes 16 packed rows.
+void unpack_panel(const PackedMatrix& w, std::int64_t first, std::int64_t count, bf16_bits* out,
+                  void* scratch) {
+  if (!w.strips) {
+    unpack_bf16(w.type, w.row(first), out, count * w.columns);
+    return;
+  }
+  auto* rows = static_cast<std::byte*>(scratch);
+  for (std::int64_t n = 0; n < count; n += kStripRows) {
+    strip_restore(w, (first + n) / kStripRows, rows);
+    const std::int64_t some = std::min(kStripRows, count - n);
+    unpack_bf16(w.type, rows, out + n * w.columns, some * w.columns);
+  }
 }
 
 void many_rows(Context& context, std::span<const Product> group, ProductType type,
@@ -199,12 +221,14 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
         const std::int64_t values = count * in;
         if (type == ProductType::bf16) {
           auto* narrow = reinterpret_cast<bf16_bits*>(scratch.panel(worker) + scratch.wide_bytes);
-          unpack_bf16(w.type, w.row(first), narrow, values);
+          unpack_panel(w, first, count, narrow, wide);
           if (native) {
             matmul_nt_bf16(rows, count, in, scratch.x, narrow, product.out + first, w.rows);
             return;
           }
           for (std::int64_t i = 0; i < values; ++i) wide[i] = bf16_to_f32(narrow[i]);
+        } else if (w.strips) {
+          fail_run("weights in strips are for products that round");
         } else {
           unpack_f32(w.type, w.row(first), wide, values);
         }

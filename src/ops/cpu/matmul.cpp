@@ -3,22 +3,55 @@
 #include <dnnl.h>
 
 #include <map>
+#include <new>
 #include <tuple>
+#include <vector>
 
 #include <dnnl.hpp>
 
 #include "core/error.h"
+#include "core/workspace.h"
 #include "ops/cpu/omp_threads.h"
 
 namespace lca {
 
 namespace {
 
+/// oneDNN generates its code on first use, and crashes where there is no memory for it.
+constexpr std::size_t kCodeBytes = std::size_t{32} << 20;
+
+/// Makes the code of float32 products while there is room for it.
+void sgemm_prepare() {
+  static const bool prepared = [] {
+    memory_room_require(kCodeBytes);
+    // One product for each way it chooses between: one row, few and many.
+    constexpr std::int64_t kMost = 64;
+    const std::vector<float> in(kMost * kMost, 1.0F);
+    std::vector<float> out(kMost * kMost);
+    for (const char transposed : {'N', 'T'}) {
+      for (const float beta : {0.0F, 1.0F}) {
+        for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{5}, kMost}) {
+          dnnl_sgemm('N', transposed, rows, kMost, kMost, 1.0F, in.data(), kMost, in.data(), kMost,
+                     beta, out.data(), kMost);
+        }
+      }
+    }
+    return true;
+  }();
+  static_cast<void>(prepared);
+}
+
+void sgemm_check(dnnl_status_t status) {
+  if (status == dnnl_out_of_memory) throw std::bad_alloc();
+  if (status != dnnl_success) fail_run("oneDNN refused a float32 product ({})", int{status});
+}
+
 void multiply(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
               float beta) {
+  sgemm_prepare();
   const auto status = dnnl_sgemm('N', 'N', a.rows, b.columns, a.columns, 1.0F, a.data, a.stride,
                                  b.data, b.stride, beta, out, out_stride);
-  if (status != dnnl_success) fail_run("oneDNN refused a float32 product ({})", int{status});
+  sgemm_check(status);
 }
 
 }  // namespace
@@ -32,9 +65,10 @@ void matmul_nn(const MatrixView& a, const MatrixView& b, float* out, std::int64_
 void matmul_nt(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
                bool add) {
   const OmpThreads alone(1);
+  sgemm_prepare();
   const auto status = dnnl_sgemm('N', 'T', a.rows, b.rows, a.columns, 1.0F, a.data, a.stride,
                                  b.data, b.stride, add ? 1.0F : 0.0F, out, out_stride);
-  if (status != dnnl_success) fail_run("oneDNN refused a float32 product ({})", int{status});
+  sgemm_check(status);
 }
 
 bool product_bf16_is_native() {
@@ -65,6 +99,7 @@ Bf16Product& bf16_product(std::int64_t m, std::int64_t n, std::int64_t k, std::i
   if (found != products.end()) return found->second;
   if (products.size() >= kMostShapes) products.clear();
 
+  memory_room_require(kCodeBytes);
   using Memory = dnnl::memory;
   const Memory::desc a({m, k}, Memory::data_type::bf16, Memory::dims{k, 1});
   const Memory::desc b({k, n}, Memory::data_type::bf16, Memory::dims{1, k});
@@ -89,6 +124,7 @@ void matmul_nt_bf16(std::int64_t m, std::int64_t n, std::int64_t k, const bf16_b
         stream, {{DNNL_ARG_SRC, from}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, to}});
     stream.wait();
   } catch (const dnnl::error& error) {
+    if (error.status == dnnl_out_of_memory) throw std::bad_alloc();
     fail_run("oneDNN refused a bfloat16 product: {}", error.what());
   }
 }

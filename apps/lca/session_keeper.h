@@ -1,0 +1,71 @@
+#pragma once
+/// `--session FILE`: a conversation that outlives the program.
+
+#include "arguments.h"
+#include "engine/session_file.h"
+#include "engine/session_lock.h"
+#include "interrupt.h"
+
+#include <lca/session.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace lca::cli {
+
+/// The flag, on a command that has all flags of ModelFlags.
+class SessionFlag {
+ public:
+  void add(CLI::App& app);
+  bool given() const { return flag_.given(); }
+  const std::string& path() const { return flag_.text; }
+  /// Throws Error naming the first flag of the mechanism that contradicts a saved session.
+  void check_settings(const SessionHead& head) const;
+
+ private:
+  const CLI::App* app_ = nullptr;
+  TextFlag flag_;
+};
+
+/// The file, held for this program alone as long as it lives.
+class SessionKeeper {
+ public:
+  /// Locks the file and reads it where it is there, so that whatever is wrong with it is said
+  /// before the model is loaded. Does nothing where the flag is not given.
+  explicit SessionKeeper(const SessionFlag& flag);
+
+  /// Whether there is a file at all.
+  bool given() const { return lock_ != nullptr; }
+  /// Whether a conversation has begun in it.
+  bool begun() const { return begun_; }
+  /// The saved session, or a new one. Once.
+  Session open(std::shared_ptr<const Model> model, Context& context, const SessionOptions& options);
+
+  /// Saves; Ctrl-C waits meanwhile. Throws Error, and what was saved before stays.
+  void save(const Session& session);
+  /// The same where an error shall come later, from `require_saved`.
+  void try_save(const Session& session);
+  /// What kept the last save from succeeding; empty: nothing.
+  const std::string& error() const { return error_; }
+  void require_saved() const;
+
+  const std::string& path() const { return path_; }
+  /// Of the file as it was saved last.
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::string path_;
+  std::unique_ptr<SessionLock> lock_;
+  std::unique_ptr<InterruptUnlink> unlink_;
+  std::optional<SessionRecord> record_;
+  bool begun_ = false;
+  std::size_t bytes_ = 0;
+  std::string error_;
+};
+
+/// Throws Error where `--system` comes too late: the conversation has begun.
+void system_check(const TextFlag& system, const SessionKeeper& keeper);
+
+}  // namespace lca::cli

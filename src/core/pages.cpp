@@ -1,0 +1,22 @@
+#include "core/pages.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace lca {
+
+void pages_release(const std::byte* data, std::size_t bytes) {
+#ifdef MADV_DONTNEED
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t first = (address + page - 1) / page * page;
+  const std::uintptr_t end = (address + bytes) / page * page;
+  if (first >= end) return;
+  auto* pages = const_cast<std::byte*>(data) + (first - address);
+  static_cast<void>(::madvise(pages, end - first, MADV_DONTNEED));  // a hint: it may be ignored
+#endif
+}
+
+}  // namespace lca

@@ -1,0 +1,76 @@
+#pragma once
+/// Saved sessions as files (docs/sessions.md says byte by byte what is in one).
+
+#include <lca/cache.h>
+#include <lca/model.h>
+#include <lca/session.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lca {
+
+inline constexpr std::uint32_t kSessionVersion = 1;
+
+/// Everything a session file says but the caches.
+struct SessionHead {
+  std::string program;      ///< version that wrote it
+  std::string fingerprint;  ///< of the model
+  std::string model;        ///< file or folder name
+  std::string architecture;
+  std::string weights;  ///< their storage type
+  std::int64_t layers = 0;
+  std::int64_t hidden = 0;
+  std::int64_t vocabulary = 0;
+  AttentionShape shape;
+  DType dtype = DType::f32;  ///< of the caches
+  Precision precision = Precision::f32;
+  double scale = 0;                   ///< of the softmax
+  std::vector<Settings> settings;     ///< one per layer
+  std::int64_t truncate_floor = 0;    ///< the shortest length it can be cut to
+  std::int64_t prompt_end = 0;        ///< where the last prompt ended
+  std::vector<std::int32_t> tokens;   ///< taken
+  std::vector<std::int32_t> pending;  ///< still to be read
+  std::vector<float> logits;          ///< after the last token; empty: not known
+
+  std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
+  /// What the cache of a layer has to be.
+  LayerSpec spec(std::size_t layer) const { return {shape, settings[layer], dtype, scale}; }
+};
+
+struct SessionRecord {
+  SessionHead head;
+  std::vector<Cache> caches;  ///< one per layer
+};
+
+/// Writes piece by piece to a temporary file, syncs and renames.
+void session_write(const std::string& path, const SessionHead& head, std::span<const Cache> caches);
+
+/// Reads one and checks all of it: checksum first, then every number against the others. Throws
+/// Error (bad input) that begins with `name`.
+SessionRecord session_parse(std::span<const std::byte> bytes, std::string_view name);
+SessionRecord session_read(const std::string& path);
+
+/// Takes up what was read, as Session::load does; `name` is the file's.
+Session session_resume(SessionRecord record, std::shared_ptr<const Model> model, Context& context,
+                       const SessionOptions& options, std::string_view name);
+
+/// Throws Error naming the first setting in which the file's layers differ from `wanted`, one entry
+/// per layer or one for all.
+void session_check_settings(const SessionHead& head, const std::vector<Settings>& wanted,
+                            std::string_view name);
+
+/// Cuts a saved session to its first `length` tokens without its model: the last of them becomes
+/// pending, since only the model knows its logits. Throws Error (beginning with `name`) where the
+/// caches cannot be cut so far: the model has to read the text again.
+void session_cut(SessionRecord& record, std::int64_t length, std::string_view name);
+
+/// Rewrites size and checksum, so that a fuzzer gets past them.
+void session_seal(std::vector<std::byte>& bytes);
+
+}  // namespace lca

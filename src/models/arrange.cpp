@@ -1,0 +1,84 @@
+#include "models/arrange.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/pages.h"
+#include "core/threads.h"
+#include "ops/strips.h"
+
+namespace lca {
+namespace {
+
+std::vector<PackedMatrix*> movable(DecoderWeights& weights) {
+  std::vector<PackedMatrix*> list;
+  const auto add = [&](Linear& layer) {
+    if (!layer.empty() && strips_supported(layer.weight.type)) list.push_back(&layer.weight);
+  };
+  const auto add_feed_forward = [&](FeedForwardWeights& part) {
+    add(part.gate);
+    add(part.up);
+    add(part.down);
+  };
+  for (DecoderLayer& layer : weights.layers) {
+    for (Linear* part :
+         {&layer.q, &layer.q_a, &layer.q_b, &layer.k, &layer.v, &layer.kv_a, &layer.o}) {
+      add(*part);
+    }
+    add_feed_forward(layer.feed_forward);
+    for (FeedForwardWeights& expert : layer.experts) add_feed_forward(expert);
+  }
+  add(weights.head);
+  return list;
+}
+
+/// Whether memory belongs to the checkpoint's mapped files.
+bool is_mapped(const Checkpoint& checkpoint, const std::byte* data) {
+  return std::ranges::any_of(checkpoint.tensors(), [&](const StoredTensor& tensor) {
+    return data >= tensor.data && data < tensor.data + tensor.bytes();
+  });
+}
+
+std::size_t bytes_in_strips(const PackedMatrix& matrix) {
+  return static_cast<std::size_t>(strip_count(matrix.rows)) *
+         strip_bytes(matrix.type, matrix.columns);
+}
+
+}  // namespace
+
+void weights_arrange(DecoderWeights& weights, const Checkpoint& checkpoint,
+                     const std::function<void(double)>& progress) {
+  const std::vector<PackedMatrix*> list = movable(weights);
+  std::size_t total = 0;
+  for (const PackedMatrix* matrix : list) total += bytes_in_strips(*matrix);
+  if (total == 0) return;
+  // One block for all: huge pages, and a decoding step reads it from one end to the other.
+  weights.owned.push_back(aligned_bytes(total));
+  std::byte* to = weights.owned.back().get();
+  Context context;
+  std::size_t done = 0;
+  for (PackedMatrix* matrix : list) {
+    const std::size_t bytes = strip_bytes(matrix->type, matrix->columns);
+    constexpr std::int64_t kTask = 8;  // strips
+    const std::int64_t strips = strip_count(matrix->rows);
+    context.pool().run((strips + kTask - 1) / kTask, [&](std::int64_t task, int) {
+      for (std::int64_t strip = task * kTask; strip < std::min(strips, (task + 1) * kTask);
+           ++strip) {
+        strip_arrange(*matrix, strip, to + static_cast<std::size_t>(strip) * bytes);
+      }
+    });
+    if (is_mapped(checkpoint, matrix->data)) {
+      pages_release(matrix->data, matrix->bytes());
+    } else if (matrix->data != weights.embedding.data) {
+      std::erase_if(weights.owned,
+                    [&](const AlignedBytes& block) { return block.get() == matrix->data; });
+    }
+    matrix->data = to;
+    matrix->strips = true;
+    to += static_cast<std::size_t>(strips) * bytes;
+    done += static_cast<std::size_t>(strips) * bytes;
+    if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
+  }
+}
+
+}  // namespace lca

@@ -1,0 +1,13 @@
+#pragma once
+/// What tells a loaded model's weights apart, for people.
+
+#include <lca/model.h>
+
+#include <string>
+
+namespace lca {
+
+/// The storage type that most bytes of its matrices have in memory: "Q4_1", "BF16", ….
+std::string model_weight_type(const Model& model);
+
+}  // namespace lca

@@ -1,0 +1,18 @@
+#pragma once
+/// Counts what a test program takes from the heap: every malloc, operator new and aligned block, of
+/// all threads and libraries.
+
+#include <cstdint>
+
+namespace lca::test {
+
+/// Whether this build counts; sanitizers have allocators of their own.
+bool allocations_are_counted();
+
+/// Blocks taken (or resized) since the program started; 0 where nothing counts.
+std::int64_t allocations();
+
+/// Bytes in use now.
+std::int64_t allocated_bytes();
+
+}  // namespace lca::test
