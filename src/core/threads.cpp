@@ -25,14 +25,18 @@ inline void relax() {
 /// Looks for `ready` a little while before the caller goes to sleep, which costs more than a short
 /// job: first keeping the core, then letting others have it.
 template <typename Ready>
-void poll(const Ready& ready) {
+bool poll(const Ready& ready) {
   constexpr int kSpins = 2000;
   constexpr int kYields = 1000;
   for (int i = 0; i < kSpins; ++i) {
-    if (ready()) return;
+    if (ready()) return true;
     relax();
   }
-  for (int i = 0; i < kYields && !ready(); ++i) std::this_thread::yield();
+  for (int i = 0; i < kYields; ++i) {
+    if (ready()) return true;
+    std::this_thread::yield();
+  }
+  return false;
 }
 
 }  // namespace
@@ -46,15 +50,19 @@ struct ThreadPool::State {
   // One job at a time. `job` counts jobs so that a sleeping worker knows a new one from the last. A
   // worker enters (`inside`) before it looks whether the job is still `open`; the caller closes it
   // when no task is left and waits for those inside. Who wakes up late therefore holds nobody up,
-  // and the fields below never change while somebody may read them.
+  // and the fields below never change while somebody may read them. The mutex is for those who have
+  // gone to sleep, and they say so first (`sleepers`, `waiting`): a job that finds everybody awake
+  // takes no lock.
   std::atomic<std::uint64_t> job{0};
   std::atomic<bool> open{false};
   std::atomic<int> inside{0};
+  std::atomic<int> sleepers{0};
+  std::atomic<bool> waiting{false};
+  std::atomic<bool> stop{false};
   std::atomic<std::int64_t> next{0};
   std::int64_t count = 0;
   Call call = nullptr;
   void* self = nullptr;
-  bool stop = false;
   std::exception_ptr error;
 
   void work(int worker) {
@@ -71,19 +79,42 @@ struct ThreadPool::State {
     }
   }
 
+  /// Lets everybody know of a new job.
+  void call_all() {
+    job.fetch_add(1);
+    if (sleepers.load() == 0) return;
+    // Whoever has said that he sleeps holds the mutex until he does.
+    { const std::lock_guard lock(mutex); }
+    wake.notify_all();
+  }
+
+  /// Waits until nobody is inside.
+  void wait_for_all() {
+    const auto left = [&] { return inside.load() == 0; };
+    if (poll(left)) return;
+    waiting.store(true);
+    {
+      std::unique_lock lock(mutex);
+      done.wait(lock, left);
+    }
+    waiting.store(false);
+  }
+
   void worker_loop(int worker) {
     std::uint64_t seen = 0;
     for (;;) {
-      poll([&] { return job.load(std::memory_order_acquire) != seen; });
-      {
+      const auto called = [&] { return job.load() != seen; };
+      if (!poll(called)) {
+        sleepers.fetch_add(1);
         std::unique_lock lock(mutex);
-        wake.wait(lock, [&] { return stop || job.load(std::memory_order_relaxed) != seen; });
-        if (stop) return;
-        seen = job.load(std::memory_order_relaxed);
+        wake.wait(lock, called);
+        sleepers.fetch_sub(1);
       }
+      if (stop.load()) return;
+      seen = job.load();
       inside.fetch_add(1);
       if (open.load()) work(worker);
-      if (inside.fetch_sub(1) == 1) {
+      if (inside.fetch_sub(1) == 1 && waiting.load()) {
         const std::lock_guard lock(mutex);
         done.notify_one();
       }
@@ -105,12 +136,8 @@ ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-    state_->job.fetch_add(1, std::memory_order_release);
-  }
-  state_->wake.notify_all();
+  state_->stop.store(true);
+  state_->call_all();
   for (std::thread& worker : state_->workers) worker.join();
 }
 
@@ -123,26 +150,17 @@ void ThreadPool::run_erased(std::int64_t count, Call call, void* self) {
     return;
   }
   State& state = *state_;
-  {
-    const std::lock_guard lock(state.mutex);
-    state.count = count;
-    state.call = call;
-    state.self = self;
-    state.error = nullptr;
-    state.next.store(0, std::memory_order_relaxed);
-    state.open.store(true);
-    state.job.fetch_add(1, std::memory_order_release);
-  }
-  state.wake.notify_all();
+  state.count = count;
+  state.call = call;
+  state.self = self;
+  state.error = nullptr;
+  state.next.store(0, std::memory_order_relaxed);
+  state.open.store(true);
+  state.call_all();
   state.work(0);
   state.open.store(false);
-  poll([&] { return state.inside.load() == 0; });
-  std::exception_ptr error;
-  {
-    std::unique_lock lock(state.mutex);
-    state.done.wait(lock, [&] { return state.inside.load() == 0; });
-    error = std::exchange(state.error, nullptr);
-  }
+  state.wait_for_all();
+  const std::exception_ptr error = std::exchange(state.error, nullptr);
   if (error) std::rethrow_exception(error);
 }
 

@@ -1,6 +1,7 @@
 #include <lca/method.h>
 
-#include <vector>
+#include <algorithm>
+#include <array>
 
 #include "attention/attend.h"
 #include "attention/cache_state.h"
@@ -12,12 +13,18 @@ namespace lca {
 
 void Method::forward(Context& context, const LayerWeights& weights,
                      std::span<const Run> runs) const {
-  std::vector<std::int64_t> first;
-  first.reserve(runs.size());
-  for (const Run& run : runs) first.push_back(run.cache == nullptr ? 0 : run.cache->length());
-  take(context, weights, runs);
-  attend(context, weights, runs, first);
-  for (const Run& run : runs) release(*run.cache);
+  // A batch of many goes in pieces: what a piece needs then lies on the stack.
+  constexpr std::size_t kPiece = 32;
+  std::array<std::int64_t, kPiece> first{};
+  for (std::size_t at = 0; at < runs.size(); at += kPiece) {
+    const auto piece = runs.subspan(at, std::min(kPiece, runs.size() - at));
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      first[i] = piece[i].cache == nullptr ? 0 : piece[i].cache->length();
+    }
+    take(context, weights, piece);
+    attend(context, weights, piece, std::span(first).first(piece.size()));
+    for (const Run& run : piece) release(*run.cache);
+  }
 }
 
 const Method& method_for(MethodKind kind) {

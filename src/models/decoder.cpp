@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/threads.h"
 #include "models/experts.h"
 #include "models/model_state.h"
 #include "ops/elementwise.h"
@@ -57,8 +58,19 @@ void rotate(const Pass& pass, float* x, std::int64_t rows, std::int64_t heads, s
             std::int64_t head_stride, std::int64_t first_row) {
   const RopeConfig& rope = pass.config().rope;
   const std::int64_t half = rope.width / 2;
-  rope_apply(x, rows, heads, stride, head_stride, rope.width, rope.layout,
-             pass.act.cos.data() + first_row * half, pass.act.sin.data() + first_row * half);
+  const auto some = [&](std::int64_t first, std::int64_t count) {
+    rope_apply(x + first * stride, count, heads, stride, head_stride, rope.width, rope.layout,
+               pass.act.cos.data() + (first_row + first) * half,
+               pass.act.sin.data() + (first_row + first) * half);
+  };
+  constexpr std::int64_t kTask = 64;
+  if (rows <= kTask) {
+    some(0, rows);
+    return;
+  }
+  pass.context.pool().run((rows + kTask - 1) / kTask, [&](std::int64_t task, int) {
+    some(task * kTask, std::min(kTask, rows - task * kTask));
+  });
 }
 
 /// Where the first product of the queries goes: the latent where they are compressed, else q.
@@ -218,7 +230,8 @@ void decoder_forward(Context& context, const Model& model, Activations& activati
     row += static_cast<std::int64_t>(run.tokens.size());
   }
 
-  std::vector<Run> parts(runs.size());
+  std::vector<Run>& parts = activations.parts;
+  parts.resize(runs.size());
   const std::vector<DecoderLayer>& layers = pass.model.weights.layers;
   for (std::size_t index = 0; index < layers.size(); ++index) {
     const DecoderLayer& layer = layers[index];

@@ -4,6 +4,7 @@
 
 #include <lca/cache.h>
 #include <lca/context.h>
+#include <lca/method.h>
 #include <lca/model.h>
 
 #include <cstddef>
@@ -36,6 +37,18 @@ class FloatBuffer {
   std::int64_t capacity_ = 0;
 };
 
+/// One token's chosen expert and its weight.
+struct ExpertChoice {
+  std::int64_t expert = 0;
+  float weight = 0;
+};
+
+/// A token that an expert is to see.
+struct ExpertVisit {
+  std::int64_t row = 0;
+  float weight = 0;
+};
+
 /// What lies between the operators of one forward pass; kept from pass to pass.
 struct Activations {
   FloatBuffer hidden;           ///< [T, hidden]: the residual stream
@@ -45,12 +58,16 @@ struct Activations {
   FloatBuffer keys, values;     ///< GQA: [T, KV, d], [T, KV, d_v]; MLA: keys = [T, d_c + d_r]
   FloatBuffer rounded_queries;  ///< the same in bf16, where products are
   FloatBuffer rounded_keys, rounded_values;
-  FloatBuffer attended;          ///< [T, H, d_v]
-  FloatBuffer branch;            ///< [T, hidden]: what a residual branch adds
-  FloatBuffer gate, up;          ///< [T, feed-forward width]
-  FloatBuffer router;            ///< [T, experts]
-  FloatBuffer gathered, expert;  ///< [rows of one expert, hidden]
-  FloatBuffer cos, sin;          ///< [T, rope width / 2]
+  FloatBuffer attended;                    ///< [T, H, d_v]
+  FloatBuffer branch;                      ///< [T, hidden]: what a residual branch adds
+  FloatBuffer gate, up;                    ///< [T, feed-forward width]
+  FloatBuffer router;                      ///< [T, experts]
+  FloatBuffer gathered, expert;            ///< [rows of one expert, hidden]
+  FloatBuffer cos, sin;                    ///< [T, rope width / 2]
+  std::vector<Run> parts;                  ///< of a batch, in one layer
+  std::vector<ExpertVisit> visits;         ///< of all tokens, expert after expert
+  std::vector<ExpertChoice> choices;       ///< [T, experts of a token]
+  std::vector<std::int64_t> visits_begin;  ///< [experts + 1]
 
   std::size_t bytes() const;
 };

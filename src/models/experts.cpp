@@ -1,6 +1,7 @@
 #include "models/experts.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -21,37 +22,55 @@ void feed_forward(Context& context, const FeedForwardWeights& weights, ProductTy
   linear(context, weights.down, type, gate, rows, out);
 }
 
+namespace {
+
+/// Kept from call to call: a decoded token takes no memory.
+struct ChoosingScratch {
+  std::vector<float> scores, best;
+  std::vector<std::int64_t> order;
+  std::vector<bool> allowed;
+};
+
+}  // namespace
+
 void experts_choose(const ExpertConfig& config, const float* logits,
                     std::span<ExpertChoice> chosen) {
-  std::vector<float> scores(logits, logits + config.count);
+  thread_local ChoosingScratch scratch;
+  std::vector<float>& scores = scratch.scores;
+  std::vector<std::int64_t>& order = scratch.order;
+  scores.assign(logits, logits + config.count);
   const float highest = *std::ranges::max_element(scores);
   double sum = 0;
   for (float& score : scores) sum += score = std::exp(score - highest);
   for (float& score : scores) score = static_cast<float>(score / sum);
 
-  std::vector<bool> allowed(scores.size(), true);
+  scratch.allowed.assign(scores.size(), true);
   if (config.router == Router::group_limited) {
     // Only experts of the groups with the best single expert stay in the race.
     const std::int64_t size = config.count / config.groups;
-    std::vector<float> best;
+    std::vector<float>& best = scratch.best;
+    best.clear();
     for (std::int64_t group = 0; group < config.groups; ++group) {
       const auto begin = scores.begin() + group * size;
       best.push_back(*std::max_element(begin, begin + size));
     }
-    std::vector<std::int64_t> order(best.size());
+    order.resize(best.size());
     std::iota(order.begin(), order.end(), 0);
-    std::ranges::stable_sort(order, std::greater{},
-                             [&](std::int64_t g) { return best[static_cast<std::size_t>(g)]; });
-    allowed.assign(scores.size(), false);
+    std::ranges::sort(order, [&](std::int64_t a, std::int64_t b) {
+      const float x = best[static_cast<std::size_t>(a)];
+      const float y = best[static_cast<std::size_t>(b)];
+      return x > y || (x == y && a < b);
+    });
+    scratch.allowed.assign(scores.size(), false);
     for (std::int64_t i = 0; i < config.top_groups; ++i) {
       const std::int64_t first = order[static_cast<std::size_t>(i)] * size;
-      std::fill_n(allowed.begin() + first, size, true);
+      std::fill_n(scratch.allowed.begin() + first, size, true);
     }
   }
 
-  std::vector<std::int64_t> order;
+  order.clear();
   for (std::int64_t e = 0; e < config.count; ++e) {
-    if (allowed[static_cast<std::size_t>(e)]) order.push_back(e);
+    if (scratch.allowed[static_cast<std::size_t>(e)]) order.push_back(e);
   }
   const auto better = [&](std::int64_t a, std::int64_t b) {
     const float x = scores[static_cast<std::size_t>(a)];
@@ -70,6 +89,63 @@ void experts_choose(const ExpertConfig& config, const float* logits,
   }
 }
 
+namespace {
+
+/// One token: all its experts read the same activations, so that their first products are one call.
+void experts_of_one(Context& context, const DecoderLayer& layer, ProductType type,
+                    Activations& activations, const float* x, float* out) {
+  const std::span<const ExpertChoice> chosen(activations.choices);
+  const std::int64_t hidden = layer.router.in();
+  const std::int64_t width = layer.experts[0].gate.out();
+  const std::int64_t count = std::ssize(chosen);
+  float* gate = activations.gate.prepare(count * width);
+  float* up = activations.up.prepare(count * width);
+  float* result = activations.expert.prepare(hidden);
+  constexpr std::int64_t kAtOnce = kLargestGroup / 2;
+  std::array<LinearCall, kLargestGroup> calls;
+  for (std::int64_t first = 0; first < count; first += kAtOnce) {
+    std::size_t used = 0;
+    for (std::int64_t i = first; i < std::min(count, first + kAtOnce); ++i) {
+      const FeedForwardWeights& expert =
+          layer.experts[static_cast<std::size_t>(chosen[static_cast<std::size_t>(i)].expert)];
+      calls[used++] = {&expert.gate, gate + i * width};
+      calls[used++] = {&expert.up, up + i * width};
+    }
+    linear_group(context, std::span(calls).first(used), type, x, 1);
+  }
+  swiglu(context, gate, up, count * width);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const ExpertChoice& choice = chosen[static_cast<std::size_t>(i)];
+    linear(context, layer.experts[static_cast<std::size_t>(choice.expert)].down, type,
+           gate + i * width, 1, result);
+    add_scaled(context, choice.weight, result, hidden, out);
+  }
+}
+
+/// Brings the choices of all tokens into the order of the experts.
+void sort_visits(const ExpertConfig& config, std::int64_t rows, Activations& activations) {
+  std::vector<std::int64_t>& begin = activations.visits_begin;
+  begin.assign(static_cast<std::size_t>(config.count) + 1, 0);
+  for (const ExpertChoice& choice : activations.choices) {
+    ++begin[static_cast<std::size_t>(choice.expert) + 1];
+  }
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  activations.visits.resize(activations.choices.size());
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t i = 0; i < config.per_token; ++i) {
+      const ExpertChoice& choice =
+          activations.choices[static_cast<std::size_t>(row * config.per_token + i)];
+      std::int64_t& at = begin[static_cast<std::size_t>(choice.expert)];
+      activations.visits[static_cast<std::size_t>(at++)] = {row, choice.weight};
+    }
+  }
+  // Each beginning has become its end, which is the next one's beginning.
+  std::rotate(begin.begin(), begin.end() - 1, begin.end());
+  begin[0] = 0;
+}
+
+}  // namespace
+
 void experts_forward(Context& context, const DecoderLayer& layer, const ExpertConfig& config,
                      ProductType type, Activations& activations, const float* x, std::int64_t rows,
                      float* out) {
@@ -83,31 +159,35 @@ void experts_forward(Context& context, const DecoderLayer& layer, const ExpertCo
     feed_forward(context, layer.feed_forward, type, activations, x, rows, out);
   }
 
-  struct Visit {
-    std::int64_t row;
-    float weight;
-  };
-  std::vector<std::vector<Visit>> visits(static_cast<std::size_t>(config.count));
-  std::vector<ExpertChoice> chosen(static_cast<std::size_t>(config.per_token));
+  const auto per_token = static_cast<std::size_t>(config.per_token);
+  activations.choices.resize(static_cast<std::size_t>(rows) * per_token);
   for (std::int64_t row = 0; row < rows; ++row) {
-    experts_choose(config, logits + row * config.count, chosen);
-    for (const ExpertChoice& choice : chosen) {
-      visits[static_cast<std::size_t>(choice.expert)].push_back({row, choice.weight});
-    }
+    experts_choose(config, logits + row * config.count,
+                   std::span(activations.choices)
+                       .subspan(static_cast<std::size_t>(row) * per_token, per_token));
   }
-  for (std::size_t e = 0; e < visits.size(); ++e) {
-    if (visits[e].empty()) continue;
-    const auto count = static_cast<std::int64_t>(visits[e].size());
-    float* gathered = activations.gathered.prepare(rows * hidden);
-    float* result = activations.expert.prepare(rows * hidden);
-    for (std::int64_t i = 0; i < count; ++i) {
-      std::memcpy(gathered + i * hidden, x + visits[e][static_cast<std::size_t>(i)].row * hidden,
-                  static_cast<std::size_t>(hidden) * sizeof(float));
+  if (rows == 1) {
+    experts_of_one(context, layer, type, activations, x, out);
+    return;
+  }
+  sort_visits(config, rows, activations);
+  float* gathered = activations.gathered.prepare(rows * hidden);
+  float* result = activations.expert.prepare(rows * hidden);
+  for (std::size_t e = 0; e < layer.experts.size(); ++e) {
+    const auto begin = static_cast<std::size_t>(activations.visits_begin[e]);
+    const auto end = static_cast<std::size_t>(activations.visits_begin[e + 1]);
+    const auto visits = std::span(activations.visits).subspan(begin, end - begin);
+    if (visits.empty()) continue;
+    const auto copied = static_cast<std::size_t>(hidden) * sizeof(float);
+    for (std::size_t i = 0; i < visits.size(); ++i) {
+      std::memcpy(gathered + static_cast<std::int64_t>(i) * hidden, x + visits[i].row * hidden,
+                  copied);
     }
-    feed_forward(context, layer.experts[e], type, activations, gathered, count, result);
-    for (std::int64_t i = 0; i < count; ++i) {
-      const Visit& visit = visits[e][static_cast<std::size_t>(i)];
-      add_scaled(context, visit.weight, result + i * hidden, hidden, out + visit.row * hidden);
+    feed_forward(context, layer.experts[e], type, activations, gathered, std::ssize(visits),
+                 result);
+    for (std::size_t i = 0; i < visits.size(); ++i) {
+      add_scaled(context, visits[i].weight, result + static_cast<std::int64_t>(i) * hidden, hidden,
+                 out + visits[i].row * hidden);
     }
   }
 }

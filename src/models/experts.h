@@ -16,12 +16,6 @@ namespace lca {
 void feed_forward(Context& context, const FeedForwardWeights& weights, ProductType type,
                   Activations& activations, const float* x, std::int64_t rows, float* out);
 
-/// One token's chosen experts and their weights.
-struct ExpertChoice {
-  std::int64_t expert = 0;
-  float weight = 0;
-};
-
 /// Chooses `config.per_token` experts from router logits [count] into `chosen`, best first; the
 /// lower number wins a tie.
 void experts_choose(const ExpertConfig& config, const float* logits,

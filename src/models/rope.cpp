@@ -116,10 +116,14 @@ bool Rope::depends_on_length() const {
 
 double Rope::multiplier(std::int64_t /*length*/) const { return multiplier_; }
 
+const std::vector<double>* Rope::fixed_frequencies(std::int64_t length) const {
+  if (length <= config_.original_length) return &frequencies_;
+  if (config_.kind == RopeKind::longrope) return &long_frequencies_;
+  return config_.kind == RopeKind::dynamic ? nullptr : &frequencies_;
+}
+
 std::vector<double> Rope::frequencies(std::int64_t length) const {
-  if (length <= config_.original_length) return frequencies_;
-  if (config_.kind == RopeKind::longrope) return long_frequencies_;
-  if (config_.kind != RopeKind::dynamic) return frequencies_;
+  if (const std::vector<double>* fixed = fixed_frequencies(length)) return *fixed;
   // The base grows with the length, so that the slowest pair is stretched most.
   const auto width = static_cast<double>(config_.width);
   const double stretch =
@@ -133,7 +137,9 @@ std::vector<double> Rope::frequencies(std::int64_t length) const {
 
 void Rope::table(std::int64_t first, std::int64_t count, std::int64_t length, float* cos,
                  float* sin) const {
-  const std::vector<double> frequency = frequencies(length);
+  const std::vector<double>* fixed = fixed_frequencies(length);
+  const std::vector<double> made = fixed == nullptr ? frequencies(length) : std::vector<double>();
+  const std::vector<double>& frequency = fixed == nullptr ? made : *fixed;
   const double scale = multiplier(length);
   for (std::int64_t row = 0; row < count; ++row) {
     const auto position = static_cast<double>(first + row);

@@ -29,6 +29,9 @@ class Rope {
   std::int64_t width() const { return config_.width; }
 
  private:
+  /// The frequencies of a length, where they need not be made first; else null.
+  const std::vector<double>* fixed_frequencies(std::int64_t length) const;
+
   RopeConfig config_;
   double multiplier_ = 1;
   std::vector<double> frequencies_;       // of lengths up to the original one, or of all

@@ -45,8 +45,10 @@ struct LinearCall {
   float* out = nullptr;
 };
 
-/// The same for up to four layers of equal width in(): activations are rounded once and the work is
-/// shared out once.
+inline constexpr std::size_t kLargestGroup = 16;
+
+/// The same for up to kLargestGroup layers of equal width in(): activations are rounded once and
+/// the work is shared out once.
 void linear_group(Context& context, std::span<const LinearCall> calls, ProductType type,
                   const float* x, std::int64_t rows);
 

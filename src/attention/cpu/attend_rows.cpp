@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
-#include <vector>
 
 #include "attention/attend.h"
 #include "attention/cache_state.h"
@@ -24,6 +23,8 @@ using namespace cpu;
 
 constexpr std::int64_t kSplitRows = 256;  ///< fewest rows worth a split
 constexpr std::int64_t kMostSplits = 32;
+/// Values up to which one thread prepares and finishes the queries of a step.
+constexpr std::int64_t kAlone = 16384;
 
 /// Splits for one query of a run of `run` queries that sees `pairs` rows.
 std::int64_t split_count(std::int64_t pairs, std::int64_t run) {
@@ -77,52 +78,80 @@ class Decode {
         runs_(runs),
         spec_(runs[0].cache->spec()),
         shape_(spec_.shape) {
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-      const std::int64_t length = runs[i].queries.rope.shape[0];
-      for (std::int64_t row = 0; row < length; ++row) {
-        QueryMemory query{};
-        query.run = i;
-        query.row = row;
-        query.position = first[i] + row;
-        const Visible seen = runs[i].cache->state().layout.visible(query.position);
-        query.splits = split_count(seen.pairs(), length);
-        for (std::int64_t split = 0; split < query.splits; ++split) {
-          tasks_.push_back({queries_.size(), split});
-        }
-        queries_.push_back(query);
-      }
-    }
+    // Counted first, then carved: a decoded token takes no memory but the workspace.
     Carver count;
-    carve(count);
+    carve(count, first);
     Carver carver(context.workspace().prepare(count.used()));
-    carve(carver);
+    carve(carver, first);
   }
 
   void run() {
     const std::int64_t heads = shape_.heads;
     const auto count = static_cast<std::int64_t>(queries_.size());
     ThreadPool& pool = context_.pool();
-    pool.run(count * heads,
-             [&](std::int64_t task, int) { prepare(query(task / heads), task % heads); });
+    // Waking the others costs more than GQA's part of the work before and after.
+    const bool alone = shape_.form == Form::gqa && count * heads * shape_.d_value <= kAlone;
+    const auto share = [&](const auto& body) {
+      const auto task = [&](std::int64_t i, int) { body(query(i / heads), i % heads); };
+      if (!alone) {
+        pool.run(count * heads, task);
+        return;
+      }
+      for (std::int64_t i = 0; i < count * heads; ++i) task(i, 0);
+    };
+    share([&](const QueryMemory& query, std::int64_t head) { prepare(query, head); });
     pool.run(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t task, int worker) {
       attend_split(tasks_[static_cast<std::size_t>(task)], worker);
     });
-    pool.run(count * heads,
-             [&](std::int64_t task, int) { finish(query(task / heads), task % heads); });
+    share([&](const QueryMemory& query, std::int64_t head) { finish(query, head); });
   }
 
  private:
   QueryMemory& query(std::int64_t i) { return queries_[static_cast<std::size_t>(i)]; }
 
-  void carve(Carver& carver) {
-    for (QueryMemory& query : queries_) query.carve(carver, shape_);
-    scratch_.clear();
-    gathered_.clear();
-    for (int i = 0; i < context_.threads(); ++i) {
-      scratch_.push_back(carver.take<float>(rows_scratch_floats(
-          shape_.heads_per_kv(), shape_.kv_heads, shape_.d_semantic(), shape_.d_positional())));
-      gathered_.push_back(carver.take<std::byte>(gather_bytes(shape_)));
+  /// Visits the queries of all runs: body(run, row, position, splits).
+  template <typename Body>
+  void for_queries(std::span<const std::int64_t> first, const Body& body) const {
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      const std::int64_t length = runs_[i].queries.rope.shape[0];
+      for (std::int64_t row = 0; row < length; ++row) {
+        const Visible seen = runs_[i].cache->state().layout.visible(first[i] + row);
+        body(i, row, first[i] + row, split_count(seen.pairs(), length));
+      }
     }
+  }
+
+  /// Lays the memory out; where the carver only counts nothing is written.
+  void carve(Carver& carver, std::span<const std::int64_t> first) {
+    std::int64_t count = 0;
+    std::int64_t splits = 0;
+    for_queries(first, [&](std::size_t, std::int64_t, std::int64_t, std::int64_t more) {
+      ++count;
+      splits += more;
+    });
+    auto* queries = carver.take<QueryMemory>(count);
+    auto* tasks = carver.take<SplitTask>(splits);
+    std::size_t query_at = 0;
+    std::size_t task_at = 0;
+    for_queries(first,
+                [&](std::size_t run, std::int64_t row, std::int64_t position, std::int64_t parts) {
+                  QueryMemory query{};
+                  query.run = run;
+                  query.row = row;
+                  query.position = position;
+                  query.splits = parts;
+                  query.carve(carver, shape_);
+                  if (queries == nullptr) return;
+                  for (std::int64_t split = 0; split < parts; ++split)
+                    tasks[task_at++] = {query_at, split};
+                  queries[query_at++] = query;
+                });
+    queries_ = {queries, query_at};
+    tasks_ = {tasks, task_at};
+    scratch_values_ = rows_scratch_floats(shape_.heads_per_kv(), shape_.kv_heads,
+                                          shape_.d_semantic(), shape_.d_positional());
+    scratch_ = carver.take<float>(scratch_values_ * context_.threads());
+    gathered_ = carver.take<std::byte>(gather_bytes(shape_) * context_.threads());
   }
 
   /// One head's query in the cache's own space, times scale·log₂e.
@@ -171,7 +200,7 @@ class Decode {
     heads.out = query.out + at * shape_.d_semantic();
     heads.top = query.top + at;
     heads.sum = query.sum + at;
-    heads.scratch = scratch_[static_cast<std::size_t>(worker)];
+    heads.scratch = scratch_ + worker * scratch_values_;
     rows_begin(heads);
 
     const Visible seen = state.layout.visible(query.position);
@@ -217,7 +246,7 @@ class Decode {
   /// The block in which sink and window meet, copied together.
   RowSpan gather(const Cache::State& state, std::int64_t first, std::int64_t sink,
                  std::int64_t window, std::int64_t count, int worker) const {
-    std::byte* to = gathered_[static_cast<std::size_t>(worker)];
+    std::byte* to = gathered_ + worker * gather_bytes(shape_);
     const auto copy = [&](bool semantic) {
       const std::byte* begin = to;
       const std::size_t bytes =
@@ -313,10 +342,11 @@ class Decode {
   const bool bf16_ = shape_.form == Form::gqa && runs_[0].queries.rope.dtype == DType::bf16 &&
                      rows_run_bf16(spec_.dtype, shape_.d_semantic(), shape_.d_positional());
   const float log_group_ = std::log(static_cast<float>(spec_.settings.group));
-  std::vector<QueryMemory> queries_;
-  std::vector<SplitTask> tasks_;
-  std::vector<float*> scratch_;
-  std::vector<std::byte*> gathered_;
+  std::span<QueryMemory> queries_;
+  std::span<SplitTask> tasks_;
+  float* scratch_ = nullptr;  ///< of each thread, as is the next
+  std::int64_t scratch_values_ = 0;
+  std::byte* gathered_ = nullptr;
 };
 
 }  // namespace
@@ -328,16 +358,18 @@ void attend_rows(Context& context, const LayerWeights& weights, std::span<const 
 
 std::size_t attend_rows_workspace_bytes(const LayerSpec& spec, std::int64_t run, int threads) {
   Carver carver;
+  const std::int64_t splits = std::max<std::int64_t>(1, kMostSplits / run);
+  carver.take<QueryMemory>(run);
+  carver.take<SplitTask>(run * splits);
   for (std::int64_t row = 0; row < run; ++row) {
     QueryMemory query{};
-    query.splits = std::max<std::int64_t>(1, kMostSplits / run);
+    query.splits = splits;
     query.carve(carver, spec.shape);
   }
-  for (int i = 0; i < threads; ++i) {
-    carver.take<float>(rows_scratch_floats(spec.shape.heads_per_kv(), spec.shape.kv_heads,
-                                           spec.shape.d_semantic(), spec.shape.d_positional()));
-    carver.take<std::byte>(gather_bytes(spec.shape));
-  }
+  carver.take<float>(rows_scratch_floats(spec.shape.heads_per_kv(), spec.shape.kv_heads,
+                                         spec.shape.d_semantic(), spec.shape.d_positional()) *
+                     threads);
+  carver.take<std::byte>(gather_bytes(spec.shape) * threads);
   return carver.used();
 }
 
@@ -356,18 +388,23 @@ bool attend_prefers_rows(const AttentionShape& shape, std::int64_t run) {
 
 void attend(Context& context, const LayerWeights& weights, std::span<const Run> runs,
             std::span<const std::int64_t> first) {
-  std::vector<Run> few;
-  std::vector<Run> many;
-  std::vector<std::int64_t> few_first;
-  std::vector<std::int64_t> many_first;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const bool rows =
-        attend_prefers_rows(runs[i].cache->spec().shape, runs[i].queries.rope.shape[0]);
-    (rows ? few : many).push_back(runs[i]);
-    (rows ? few_first : many_first).push_back(first[i]);
+  const auto by_rows = [&](std::size_t i) {
+    return attend_prefers_rows(runs[i].cache->spec().shape, runs[i].queries.rope.shape[0]);
+  };
+  // Neighbours of a kind go together; in decoding that is everybody.
+  for (std::size_t begin = 0; begin < runs.size();) {
+    const bool rows = by_rows(begin);
+    std::size_t end = begin + 1;
+    while (end < runs.size() && by_rows(end) == rows) ++end;
+    const auto part = runs.subspan(begin, end - begin);
+    const auto part_first = first.subspan(begin, end - begin);
+    if (rows) {
+      attend_rows(context, weights, part, part_first);
+    } else {
+      attend_tiles(context, weights, part, part_first);
+    }
+    begin = end;
   }
-  attend_tiles(context, weights, many, many_first);
-  attend_rows(context, weights, few, few_first);
 }
 
 }  // namespace lca

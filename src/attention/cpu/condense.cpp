@@ -82,16 +82,15 @@ class Batch {
         count_(count),
         vectors_(score_vectors(spec_)) {}
 
-  void condense(std::vector<float>& alpha) {
+  void condense() {
     // In `prompt` mode every group of a run is scored with the same queries.
     const bool shared = spec_.settings.summary == Summary::prompt;
     summaries_ = shared ? 1 : count_;
     for (std::int64_t i = 0; i < summaries_; ++i) average(i);
     if (shape_.form == Form::mla) absorb();
     reduce_positional();
-    alpha.resize(static_cast<std::size_t>(spec_.settings.group));
     for (std::int64_t i = 0; i < count_; ++i) {
-      for (std::int64_t kv = 0; kv < shape_.kv_heads; ++kv) pool(i, shared ? 0 : i, kv, alpha);
+      for (std::int64_t kv = 0; kv < shape_.kv_heads; ++kv) pool(i, shared ? 0 : i, kv);
     }
   }
 
@@ -185,11 +184,13 @@ class Batch {
   }
 
   /// Scores group `first_ + i` for one KV head and writes its representative.
-  void pool(std::int64_t i, std::int64_t summary, std::int64_t kv, std::vector<float>& alpha) {
+  void pool(std::int64_t i, std::int64_t summary, std::int64_t kv) {
     const std::int64_t j = first_ + i;
     const std::int64_t tokens = spec_.settings.group;
     const std::int64_t row = state_.layout.group_range(j).begin - state_.dropped;
     const Entries group = state_.view(state_.window, row - state_.sink.rows(), tokens);
+    thread_local std::vector<float> alpha;  // kept from call to call
+    alpha.resize(static_cast<std::size_t>(tokens));
     std::int64_t best = 0;
     for (std::int64_t k = 0; k < tokens; ++k) {
       alpha[static_cast<std::size_t>(k)] =
@@ -222,7 +223,7 @@ class Batch {
   }
 
   static void pool_rows(Pool kind, const ConstTensor& rows, std::int64_t kv, std::int64_t best,
-                        const std::vector<float>& alpha, float* pooled) {
+                        std::span<const float> alpha, float* pooled) {
     const std::int64_t width = rows.shape[2];
     if (kind == Pool::select || kind == Pool::max) {
       vector_widen(rows.row(kind == Pool::select ? best : 0, kv), rows.dtype, width, pooled);
@@ -263,7 +264,8 @@ void condense(Context& context, const LayerWeights& weights, std::span<const Run
     std::size_t run;
     std::int64_t first, count;
   };
-  std::vector<Task> tasks;
+  thread_local std::vector<Task> tasks;  // kept from call to call: no memory is taken in decoding
+  tasks.clear();
   std::size_t scratch_bytes = 0;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     Cache::State& state = runs[i].cache->state();
@@ -281,14 +283,13 @@ void condense(Context& context, const LayerWeights& weights, std::span<const Run
   if (tasks.empty()) return;
   std::byte* block = context.workspace().prepare(scratch_bytes);
   const std::size_t share = scratch_bytes / static_cast<std::size_t>(context.threads());
-  std::vector<std::vector<float>> alpha(static_cast<std::size_t>(context.threads()));
-  context.pool().run(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t task, int worker) {
-    const Task& t = tasks[static_cast<std::size_t>(task)];
+  const std::span<const Task> shared(tasks);  // a worker would see a list of its own
+  context.pool().run(std::ssize(shared), [&](std::int64_t task, int worker) {
+    const Task& t = shared[static_cast<std::size_t>(task)];
     const Run& run = runs[t.run];
     Carver carver(block + share * static_cast<std::size_t>(worker));
     const Scratch scratch(carver, run.cache->spec());
-    Batch(weights, run, scratch, t.first, t.count)
-        .condense(alpha[static_cast<std::size_t>(worker)]);
+    Batch(weights, run, scratch, t.first, t.count).condense();
   });
   for (const Task& t : tasks) {
     const Cache::State& state = runs[t.run].cache->state();

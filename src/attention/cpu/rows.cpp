@@ -141,13 +141,15 @@ HWY_INLINE void ScoreRows(const ScorePart<T>& semantic, const ScorePart<T>& posi
   }
 }
 
-/// Reads a little of every cache line, in order: the processor then foresees the next ones, which
-/// it does not where the KV heads take turns over a whole block. (Prefetch instructions wait in a
-/// short queue; they were slower.)
-HWY_INLINE void TouchLines(const void* from, std::int64_t bytes) {
+/// How many rows ahead the positional part is asked for; the semantic one, which is needed later,
+/// when the positional one is scored.
+constexpr std::int64_t kAhead = 32;
+
+/// Asks for memory, into the second-level cache: what goes to the first waits in a shorter queue.
+HWY_INLINE void PrefetchLines(const void* from, std::int64_t bytes) {
   constexpr std::int64_t kLine = 64;
-  const auto* line = static_cast<const volatile std::uint8_t*>(from);
-  for (std::int64_t at = 0; at < bytes; at += kLine) static_cast<void>(line[at]);
+  const auto* line = static_cast<const std::uint8_t*>(from);
+  for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(line + at, 0, 2);
 }
 
 /// out[h] = out[h]·factor[h] + Σ_k weights[h][k]·rows[k] for kHeads heads and kVectors vectors.
@@ -267,8 +269,10 @@ void AttendBlock(const RowHeads& heads, const TypedRows<T>& rows, std::int64_t c
     const std::int64_t some = std::min<std::int64_t>(4, count - k);
     const T* positional = rows.positional + k * rows.positional_stride;
     const T* semantic = rows.semantic + k * rows.semantic_stride;
-    if (scored == 0 && heads.kv_heads > 1) {
-      TouchLines(semantic, some * rows.semantic_stride * static_cast<std::int64_t>(sizeof(T)));
+    if (scored == 0) {
+      const auto bytes = some * static_cast<std::int64_t>(sizeof(T));
+      PrefetchLines(positional + kAhead * rows.positional_stride, bytes * rows.positional_stride);
+      PrefetchLines(semantic, bytes * rows.semantic_stride);
     }
     for (std::int64_t kv = 0; kv < heads.kv_heads; ++kv) {
       const std::int64_t head = kv * heads.heads;
@@ -371,6 +375,10 @@ void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
   const std::int64_t positional_width = heads.kv_heads * heads.d_positional;
   float* wide_semantic = heads.scratch + heads.kv_heads * heads.heads * (kRowBlock + 1);
   float* wide_positional = wide_semantic + kRowBlock * semantic_width;
+  if (heads.q_semantic == nullptr) {
+    PrefetchLines(rows.positional, std::min(kAhead, rows.count) * rows.positional_stride *
+                                       static_cast<std::int64_t>(dtype_bytes(rows.dtype)));
+  }
   for (std::int64_t first = 0; first < rows.count; first += kRowBlock) {
     const std::int64_t count = std::min(kRowBlock, rows.count - first);
     const float* bias = rows.bias == nullptr ? nullptr : rows.bias + first * rows.bias_stride;

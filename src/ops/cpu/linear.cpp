@@ -272,9 +272,9 @@ void add_rest(Context& context, const Linear& layer, const float* x, std::int64_
 
 void linear_group(Context& context, std::span<const LinearCall> calls, ProductType type,
                   const float* x, std::int64_t rows) {
-  constexpr std::size_t kMost = 4;
-  std::array<Product, kMost> group;
-  if (calls.empty() || calls.size() > kMost) fail_run("a group of {} products", calls.size());
+  std::array<Product, kLargestGroup> group;
+  if (calls.empty() || calls.size() > kLargestGroup)
+    fail_run("a group of {} products", calls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) group[i] = {calls[i].layer->weight, calls[i].out};
   multiply(context, std::span(group).first(calls.size()), type, x, rows);
   for (const LinearCall& call : calls) add_rest(context, *call.layer, x, rows, call.out);

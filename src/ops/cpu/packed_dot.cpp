@@ -17,34 +17,41 @@ HWY_BEFORE_NAMESPACE();
 namespace lca {
 namespace HWY_NAMESPACE {
 
-/// Rounds blocks of 32 to 15 bits, halves away from zero.
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Rounds blocks of 32 to 15 bits, to the nearest (ties to even).
 void QuantiseBlocks(const float* from, std::int64_t blocks, const QuantisedRows& to) {
-  constexpr int kBlock = 32;
+  constexpr std::int64_t kBlock = 32;
+  constexpr std::int64_t kHalf = kBlock / 2;
   constexpr float kLargest = 127 * 128;
+  const hn::CappedTag<float, 16> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::Rebind<std::int8_t, decltype(d)> d8;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t block = 0; block < blocks; ++block, from += kBlock) {
-    float largest = 0;
-    for (int i = 0; i < kBlock; ++i) largest = std::max(largest, std::abs(from[i]));
-    const float scale = largest / kLargest;
-    const float inverse = largest > 0 ? kLargest / largest : 0;
-    int quants[kBlock];
-    for (int i = 0; i < kBlock; ++i) {
-      const float scaled = from[i] * inverse;
-      quants[i] = static_cast<int>(scaled + (scaled < 0 ? -0.5F : 0.5F));
+    auto most = hn::Zero(d);
+    for (std::int64_t i = 0; i < kBlock; i += lanes) {
+      most = hn::Max(most, hn::Abs(hn::LoadU(d, from + i)));
     }
-    int first = 0;
-    int second = 0;
-    for (int i = 0; i < kBlock / 2; ++i) first += quants[i];
-    for (int i = kBlock / 2; i < kBlock; ++i) second += quants[i];
-    std::int8_t* high = to.high + block * kBlock;
-    std::int8_t* low = to.low + block * kBlock;
-    for (int i = 0; i < kBlock; ++i) {
-      const int upper = (quants[i] + 64) >> 7;
-      high[i] = static_cast<std::int8_t>(upper);
-      low[i] = static_cast<std::int8_t>(quants[i] - 128 * upper);
+    const float largest = hn::GetLane(hn::MaxOfLanes(d, most));
+    const float scale = largest / kLargest;
+    const auto inverse = hn::Set(d, largest > 0 ? kLargest / largest : 0);
+    std::int32_t sums[2];
+    for (std::int64_t half = 0; half < 2; ++half) {
+      auto sum = hn::Zero(di);
+      for (std::int64_t i = half * kHalf; i < (half + 1) * kHalf; i += lanes) {
+        const auto quants = hn::NearestInt(hn::Mul(hn::LoadU(d, from + i), inverse));
+        sum = hn::Add(sum, quants);
+        const auto upper = hn::ShiftRight<7>(hn::Add(quants, hn::Set(di, 64)));
+        const auto lower = hn::Sub(quants, hn::ShiftLeft<7>(upper));
+        hn::StoreU(hn::DemoteTo(d8, upper), d8, to.high + block * kBlock + i);
+        hn::StoreU(hn::DemoteTo(d8, lower), d8, to.low + block * kBlock + i);
+      }
+      sums[half] = hn::GetLane(hn::SumOfLanes(di, sum));
     }
     to.scales[block] = scale;
-    to.sums[2 * block] = scale * static_cast<float>(first);
-    to.sums[2 * block + 1] = scale * static_cast<float>(second);
+    to.sums[2 * block] = scale * static_cast<float>(sums[0]);
+    to.sums[2 * block + 1] = scale * static_cast<float>(sums[1]);
   }
 }
 
