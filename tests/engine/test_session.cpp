@@ -212,6 +212,60 @@ TEST(Session, HoldsTheBytesOfTheLaw) {
   EXPECT_LT(session.cache_bytes(), session.dense_bytes());
 }
 
+// Ten sessions of different lengths and settings, in batches: not a bit may differ from what each
+// gets alone.
+TEST_P(EveryArchitecture, DecodesABatchAsIfEachSessionWereAlone) {
+  for (const Precision precision : {Precision::f32, Precision::automatic}) {
+    ModelOptions model_options;
+    model_options.path = GoldenModel(GetParam()).path().native();
+    model_options.precision = precision;
+    const auto model = Model::load(model_options);
+    Context context(2);
+    std::vector<Session> alone;
+    std::vector<Session> together;
+    std::vector<Session*> batch;
+    for (std::int64_t i = 0; i < 10; ++i) {
+      SessionOptions options;
+      options.settings = {small_lca()};
+      if (i % 4 == 3) options.settings[0].method = MethodKind::dense;
+      if (i % 4 == 2) options.settings[0].method = MethodKind::window;
+      const auto prompt = some_tokens(1 + 5 * i, model->info().vocabulary);
+      for (std::vector<Session>* list : {&alone, &together}) {
+        list->emplace_back(model, context, options);
+        list->back().prefill(prompt);
+      }
+    }
+    for (Session& session : together) batch.push_back(&session);
+    for (std::int32_t step = 0; step < 12; ++step) {
+      std::vector<std::int32_t> tokens;
+      for (std::int32_t i = 0; i < 10; ++i) tokens.push_back((step * 31 + i * 7) % 40);
+      sessions_decode(batch, tokens);
+      for (std::size_t i = 0; i < alone.size(); ++i) {
+        alone[i].decode(tokens[i]);
+        ASSERT_TRUE(std::ranges::equal(alone[i].logits(), together[i].logits()))
+            << "session " << i << ", step " << step;
+        ASSERT_EQ(alone[i].tokens(), together[i].tokens());
+      }
+    }
+  }
+}
+
+TEST(Session, RefusesBatchesThatMakeNoSense) {
+  const auto model = GoldenModel("llama").load();
+  Context context(1);
+  Context other(1);
+  Session first(model, context);
+  Session second(model, other);
+  const std::vector<Session*> both = {&first, &second};
+  const std::vector<Session*> twice = {&first, &first};
+  const std::vector<std::int32_t> tokens = {1, 2};
+  EXPECT_THAT(error_of([&] { sessions_decode(both, tokens); }), HasSubstr("different"));
+  EXPECT_THAT(error_of([&] { sessions_decode(twice, tokens); }), HasSubstr("twice"));
+  EXPECT_THAT(error_of([&] { sessions_decode(twice, std::span(tokens).first(1)); }),
+              HasSubstr("2 sessions were given 1 tokens"));
+  EXPECT_EQ(first.length(), 0);
+}
+
 TEST(ThreadsSession, GivesTheSameBitsWithAnyNumberOfThreads) {
   for (const char* name : {"deepseek_v2", "gguf_llama_q4_1"}) {
     const auto model = GoldenModel(name).load(Precision::automatic);
