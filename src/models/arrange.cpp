@@ -51,7 +51,10 @@ void weights_arrange(DecoderWeights& weights, const Checkpoint& checkpoint,
   const std::vector<PackedMatrix*> list = movable(weights);
   std::size_t total = 0;
   for (const PackedMatrix* matrix : list) total += bytes_in_strips(*matrix);
-  if (total == 0) return;
+  if (total == 0) {
+    if (progress) progress(1);
+    return;
+  }
   // One block for all: huge pages, and a decoding step reads it from one end to the other.
   weights.owned.push_back(aligned_bytes(total));
   std::byte* to = weights.owned.back().get();

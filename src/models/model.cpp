@@ -43,12 +43,18 @@ std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
                       (options.precision == Precision::automatic && product_bf16_is_native());
   state->product = narrow ? ProductType::bf16 : ProductType::f32;
   state->cache_dtype = narrow ? DType::bf16 : DType::f32;
+  // Two passes over the weights where they are arranged for decoding, else one.
+  const auto part = [&](double from, double share) -> std::function<void(double)> {
+    if (!options.progress) return {};
+    return [&options, from, share](double done) { options.progress(from + share * done); };
+  };
+  const double share = narrow ? 0.5 : 1;
   mapped_read(
       [&] {
         state->weights =
             decoder_weights(state->checkpoint, state->adapter ? &*state->adapter : nullptr,
-                            state->cache_dtype, options.weights, options.progress);
-        if (narrow) weights_arrange(state->weights, state->checkpoint, options.progress);
+                            state->cache_dtype, options.weights, part(0, share));
+        if (narrow) weights_arrange(state->weights, state->checkpoint, part(share, 1 - share));
       },
       [&] { state->require_intact(); });
   if (state->adapter && !state->adapter->settings().empty()) {

@@ -28,9 +28,10 @@ constexpr std::int64_t strip_count(std::int64_t rows) {
 /// Lays rows 16·strip … of a row-major matrix out as a strip.
 void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to);
 
-/// The opposite: the rows of one strip of `strips`, packed and row-major as they were; `to` takes
-/// 16 rows.
-void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::byte* to);
+/// The opposite: the first `count` ≤ 16 rows of one strip of `strips`, packed and row-major as they
+/// were.
+void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t count,
+                   std::byte* to);
 
 /// out[m · stride + n] = row m of x · row n of w, for weight rows first (a multiple of 16) …
 /// end − 1; `w` in strips.

@@ -59,8 +59,8 @@ TEST(Strips, GiveTheRowsBackToTheBit) {
         const Strips strips(plain);
         std::vector<std::byte> back(static_cast<std::size_t>(kStripRows) * plain.row_bytes());
         for (std::int64_t strip = 0; strip < strip_count(rows); ++strip) {
-          strip_restore(strips.matrix, strip, back.data());
           const std::int64_t count = std::min(kStripRows, rows - strip * kStripRows);
+          strip_restore(strips.matrix, strip, count, back.data());
           EXPECT_EQ(0, std::memcmp(back.data(), plain.row(strip * kStripRows),
                                    static_cast<std::size_t>(count) * plain.row_bytes()))
               << packed_type_info(type).name << " " << rows << " " << columns << " " << strip;

@@ -196,8 +196,8 @@ void unpack_panel(const PackedMatrix& w, std::int64_t first, std::int64_t count,
   }
   auto* rows = static_cast<std::byte*>(scratch);
   for (std::int64_t n = 0; n < count; n += kStripRows) {
-    strip_restore(w, (first + n) / kStripRows, rows);
     const std::int64_t some = std::min(kStripRows, count - n);
+    strip_restore(w, (first + n) / kStripRows, some, rows);
     unpack_bf16(w.type, rows, out + n * w.columns, some * w.columns);
   }
 }

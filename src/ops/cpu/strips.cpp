@@ -116,11 +116,12 @@ void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) 
   }
 }
 
-void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::byte* to) {
+void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t count,
+                   std::byte* to) {
   const Pieces pieces(strips.type, strips.columns);
   const Form& form = pieces.form;
   const std::byte* first = strips.data + static_cast<std::size_t>(strip) * pieces.strip_bytes();
-  for (std::size_t r = 0; r < static_cast<std::size_t>(kStripRows); ++r) {
+  for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
     const std::byte* from = first;
     for (std::size_t block = 0; block < pieces.blocks; ++block, from += pieces.bytes) {
       for (std::size_t header = 0; header < form.headers / 2; ++header, to += 2) {
