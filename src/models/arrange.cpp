@@ -1,5 +1,9 @@
 #include "models/arrange.h"
 
+#if defined(__linux__)
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <vector>
 
@@ -44,6 +48,13 @@ std::size_t bytes_in_strips(const PackedMatrix& matrix) {
          strip_bytes(matrix.type, matrix.columns);
 }
 
+/// Gives freed memory back to the system, also from between blocks in use.
+void heap_trim() {
+#if defined(__GLIBC__)
+  ::malloc_trim(0);
+#endif
+}
+
 }  // namespace
 
 void weights_arrange(DecoderWeights& weights, const Checkpoint& checkpoint,
@@ -60,6 +71,7 @@ void weights_arrange(DecoderWeights& weights, const Checkpoint& checkpoint,
   std::byte* to = weights.owned.back().get();
   Context context;
   std::size_t done = 0;
+  std::size_t freed = 0;
   for (PackedMatrix* matrix : list) {
     const std::size_t bytes = strip_bytes(matrix->type, matrix->columns);
     constexpr std::int64_t kTask = 8;  // strips
@@ -75,6 +87,13 @@ void weights_arrange(DecoderWeights& weights, const Checkpoint& checkpoint,
     } else if (matrix->data != weights.embedding.data) {
       std::erase_if(weights.owned,
                     [&](const AlignedBytes& block) { return block.get() == matrix->data; });
+      // Both copies of everything would be twice the memory.
+      constexpr std::size_t kSome = std::size_t{256} << 20;
+      freed += matrix->bytes();
+      if (freed >= kSome) {
+        heap_trim();
+        freed = 0;
+      }
     }
     matrix->data = to;
     matrix->strips = true;
@@ -82,6 +101,7 @@ void weights_arrange(DecoderWeights& weights, const Checkpoint& checkpoint,
     done += static_cast<std::size_t>(strips) * bytes;
     if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
   }
+  if (freed > 0) heap_trim();
 }
 
 }  // namespace lca
