@@ -1,6 +1,7 @@
 #include "core/mapped_guard.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -90,8 +91,15 @@ bool range_fill(std::uintptr_t address) {
   // Marked before anyone can read a zero.
   slot->mark_lost();
   const std::uintptr_t first = address / page_bytes * page_bytes;
-  return ::mmap(reinterpret_cast<void*>(first), end - first, PROT_READ,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+#if defined(SYS_mmap)
+  // The bare system call: what a sanitizer puts around mmap does not belong into a handler, and
+  // takes it for a write to pages that others are reading.
+  return ::syscall(SYS_mmap, first, end - first, PROT_READ, kFlags, -1, 0) != -1;
+#else
+  return ::mmap(reinterpret_cast<void*>(first), end - first, PROT_READ, kFlags, -1, 0) !=
+         MAP_FAILED;
+#endif
 }
 
 /// Does what would have been done without us.
