@@ -110,8 +110,9 @@ struct ThreadPool::State {
         wake.wait(lock, called);
         sleepers.fetch_sub(1);
       }
-      if (stop.load()) return;
+      // In this order: a call to stop that is counted as seen has been seen.
       seen = job.load();
+      if (stop.load()) return;
       inside.fetch_add(1);
       if (open.load()) work(worker);
       if (inside.fetch_sub(1) == 1 && waiting.load()) {
