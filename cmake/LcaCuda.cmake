@@ -1,0 +1,42 @@
+# The CUDA half of the library. Two kinds of sources, by name:
+#   *_sm90.cu  Hopper's own instructions (TMA, wgmma): sm_90a alone
+#   other .cu  every GPU since sm_80: machine code for sm_80 and sm_90, PTX for what comes later
+
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(FATAL_ERROR "LCA_CUDA needs nvcc: install the CUDA toolkit (13.0) and put nvcc on PATH, "
+                      "or build without CUDA: make build")
+endif()
+if(LCA_CCACHE AND NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${LCA_CCACHE})
+endif()
+set(CMAKE_CUDA_ARCHITECTURES OFF)  # each source says its own
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+find_package(CUDAToolkit 12.8 REQUIRED)
+
+set(lca_cutlass "${PROJECT_SOURCE_DIR}/.cache/cutlass/include" CACHE PATH "CuTe's headers")
+if(NOT EXISTS ${lca_cutlass}/cute/arch/mma_sm90_gmma.hpp)
+  message(FATAL_ERROR "CuTe's headers are not in ${lca_cutlass}: run scripts/cutlass.py, or make cuda")
+endif()
+
+file(GLOB_RECURSE lca_cuda_sources CONFIGURE_DEPENDS src/*/cuda/*.cu)
+file(GLOB_RECURSE lca_cuda_hosts CONFIGURE_DEPENDS src/*/cuda/*.cpp)
+list(FILTER lca_cuda_hosts EXCLUDE REGEX "/absent\\.cpp$")
+target_sources(lca PRIVATE ${lca_cuda_sources} ${lca_cuda_hosts})
+target_compile_definitions(lca PRIVATE LCA_CUDA=1)
+
+foreach(source IN LISTS lca_cuda_sources)
+  if(source MATCHES "_sm90\\.cu$")
+    set(targets "-gencode=arch=compute_90a,code=sm_90a")
+  else()
+    set(targets "-gencode=arch=compute_80,code=sm_80;-gencode=arch=compute_90,code=[sm_90,compute_90]")
+  endif()
+  set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
+    "${targets};--expt-relaxed-constexpr;-Xcompiler=-Wno-psabi")
+endforeach()
+target_include_directories(lca SYSTEM PRIVATE ${lca_cutlass})
+# cuBLASLt is loaded as a shared library: it is larger than everything else together.
+target_link_libraries(lca PRIVATE CUDA::cudart_static CUDA::cublasLt)

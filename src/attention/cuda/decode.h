@@ -1,0 +1,44 @@
+#pragma once
+/// One decode step of one layer for a batch of sessions on the GPU.
+
+#include "attention/cuda/views.h"
+
+namespace lca::cuda {
+
+/// One step: takes each session's new token into its window, condenses the group that leaves it (if
+/// one does), and attends, all in one launch without the host.
+struct Decode {
+  AttentionShape shape;
+  Settings settings;
+  float scale = 0;
+  GroupPool pool;
+  const SessionView* sessions = nullptr;  ///< device memory, [batch]
+  int batch = 0;
+  /// MLA: absorbed, [batch][H][d_c + d_r] (W_ukᵀq_nope, then q_rope); GQA: [batch][H][d].
+  const bf16* queries = nullptr;
+  const bf16* semantic = nullptr;    ///< the new tokens' entries, [batch][KV][d_semantic]
+  const bf16* positional = nullptr;  ///< [batch][KV][d_positional]
+  bf16* out = nullptr;               ///< MLA: latent, [batch][H][d_c]; GQA: [batch][H][d_v]
+  float* lse = nullptr;              ///< [batch][H], natural log; may be null
+};
+
+/// How a step is cut over the GPU. Made on the host from lengths that need only be about right:
+/// results do not depend on it, and one plan serves many steps.
+struct DecodePlan {
+  int chunk = 0;   ///< cache entries that one block (or cluster) reads
+  int blocks = 0;  ///< blocks per session at the longest length it may reach before the next plan
+  int batch = 0;
+  std::size_t workspace_bytes = 0;
+};
+
+/// `longest` is an upper bound on any session's length while the plan is used; `lengths` are the
+/// sessions' lengths now.
+DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
+                       const std::int64_t* lengths, int batch, std::int64_t longest,
+                       Kernels kernels);
+
+/// Enqueues the step. `workspace` must be zero before the first use and is left ready for the next.
+void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels kernels,
+            cudaStream_t stream);
+
+}  // namespace lca::cuda

@@ -1,0 +1,68 @@
+#pragma once
+/// One attention layer on the GPU, from host memory to host memory: what `lca op`, the tests and
+/// whoever wants to check the kernels call. No CUDA type appears here, so that builds without CUDA
+/// have it too; there it throws.
+
+#include <lca/cache.h>
+#include <lca/method.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lca::cuda {
+
+/// Why CUDA cannot be used here (not built in, no GPU, too old), in one line that says what to do;
+/// empty where it can.
+std::string unavailable();
+
+/// How representatives are stored; the names are those of `--groups`.
+enum class GroupStorage : std::uint8_t { bf16 = 0, fp8 = 1, int8 = 2 };
+
+struct LayerOptions {
+  bool portable = false;  ///< only kernels that every GPU since sm_80 runs
+  GroupStorage groups = GroupStorage::bf16;
+  bool poison = false;  ///< fills every buffer and every unused slot with NaN first; for tests
+};
+
+/// One sequence's part in a call: a run of consecutive tokens, in host memory. Float32 tensors are
+/// rounded to bf16.
+struct HostRun {
+  int sequence = 0;
+  Queries queries;
+  Entries entries;
+  float* out = nullptr;  ///< [L,H,d_v]
+  float* lse = nullptr;  ///< [L,H]
+};
+
+/// What a sequence's cache has condensed.
+struct HostGroups {
+  std::int64_t count = 0;
+  std::vector<float> semantic;    ///< [m,KV,d_semantic]
+  std::vector<float> positional;  ///< [m,KV,d_positional]
+  std::vector<float> bias;        ///< [m,KV]
+};
+
+/// A layer with the device caches of `sequences` sequences. `longest` bounds their lengths.
+class Layer {
+ public:
+  Layer(const LayerSpec& spec, const LayerWeights& weights, int sequences, std::int64_t longest,
+        const LayerOptions& options = {});
+  ~Layer();
+
+  /// A chunk of a prompt for some of the sequences: any lengths, each after what its sequence holds.
+  /// In summary mode `prompt` a run is a whole prompt: nothing may follow but decoding.
+  void prefill(std::span<const HostRun> runs);
+  /// One token for every sequence, in order.
+  void decode(std::span<const HostRun> runs);
+  /// The representatives as readers see them (dequantised).
+  HostGroups groups(int sequence) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lca::cuda

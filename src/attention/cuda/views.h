@@ -1,0 +1,107 @@
+#pragma once
+/// What the kernels of this folder are handed: plain structs of device pointers and numbers. A
+/// shape stands beside every pointer. bf16 unless said otherwise.
+
+#include <lca/cache.h>
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "attention/layout.h"
+#include "core/cuda/device.h"
+
+namespace lca::cuda {
+
+using bf16 = __nv_bfloat16;
+
+/// Rows of vectors, one per head: element (row, head, i) at data[row·row_stride + head·head_stride
+/// + i]. A tensor without heads (k_rope of MLA) has head_stride 0.
+struct HeadRows {
+  const bf16* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+  int width = 0;
+};
+
+// --- prefill -----------------------------------------------------------------------------------
+
+/// Keys and values as heads see them. MLA: `nope` [rows][H][d_n] and the shared `rope` [rows][d_r];
+/// GQA: `nope` is empty and `rope` [rows][KV][d] is the whole key. `value` [rows][H or KV][d_v].
+struct KeyRows {
+  HeadRows nope;
+  HeadRows rope;
+  HeadRows value;
+  std::int64_t rows = 0;  ///< rows that may be read, of all three
+};
+
+/// One run of consecutive queries of one document. Positions count from the document's start.
+struct PrefillRun {
+  std::int64_t query_row = 0;    ///< row of its first query in q, out and lse
+  std::int64_t query_first = 0;  ///< position of that query
+  std::int64_t query_count = 0;
+  /// Row of exact token 0 in `exact`: position p < sink is row exact_row + p, any later one is row
+  /// exact_row + p − exact_gone (tokens [sink, sink + exact_gone) are not held).
+  std::int64_t exact_row = 0;
+  std::int64_t exact_gone = 0;
+  std::int64_t group_row = 0;  ///< row of representative 0 in `groups` (and in `bias`)
+};
+
+/// One online softmax over representatives, sink and window for every query of every run. Which
+/// positions a query sees is `layout.visible(t)`: dense and window are other layouts.
+struct Prefill {
+  int heads = 0;
+  int kv_heads = 1;  ///< heads of `rope`/`value` in GQA; 1 for MLA
+  Form form = Form::mla;
+  Layout layout;
+  float scale = 0;
+  HeadRows q_nope;  ///< MLA [rows][H][d_n]; GQA: empty
+  HeadRows q_rope;  ///< MLA [rows][H][d_r]; GQA [rows][H][d]
+  std::int64_t query_rows = 0;
+  KeyRows exact;
+  KeyRows groups;
+  /// Added to the representatives' logits (natural log): `bias` [rows][KV] float32 where not null,
+  /// else `bias_all` (log g or 0).
+  const float* bias = nullptr;
+  float bias_all = 0;
+  bf16* out = nullptr;   ///< [rows][H][d_v]
+  float* lse = nullptr;  ///< [rows][H], natural log; may be null
+};
+
+// --- condensed cache ---------------------------------------------------------------------------
+
+/// How representatives are stored (mechanism §7).
+enum class GroupType : std::uint8_t { bf16 = 0, fp8 = 1, int8 = 2 };
+
+/// Rows of a page of representatives.
+inline constexpr int kPageRows = 64;
+/// Values of a latent that share one scale in a quantised page.
+inline constexpr int kScaleBlock = 128;
+
+/// All pages of representatives of one layer, shared by sessions. Representative j of a session is
+/// row j % kPageRows of page pages[j / kPageRows]; below, "row" counts page · kPageRows + that.
+struct GroupPool {
+  GroupType type = GroupType::bf16;
+  void* semantic = nullptr;    ///< [rows][KV][d_semantic] bf16, e4m3 or int8
+  void* positional = nullptr;  ///< [rows][KV][d_positional]; MLA: always bf16; GQA: as semantic
+  /// Quantised only. MLA: [rows][ceil(d_c / 128)] float; GQA: [rows][KV] float.
+  float* semantic_scale = nullptr;
+  float* positional_scale = nullptr;  ///< GQA, quantised: [rows][KV] float
+  float* bias = nullptr;              ///< [rows][KV] float; null unless mass is `score`
+};
+
+/// One session's part of one layer.
+struct SessionView {
+  /// Exact tokens, [sink + ring][KV][d]: position p < sink at row p, any later one at row
+  /// sink + (p − sink) % ring. ring ≥ w + g.
+  bf16* semantic = nullptr;
+  bf16* positional = nullptr;
+  const std::int32_t* pages = nullptr;  ///< enough for the next representative too
+  /// The last n_q queries as condensing reduces them, [n_q][KV][d_summary] float: query t at row
+  /// t % n_q. See `summary_width`.
+  float* summary = nullptr;
+  std::int32_t* length = nullptr;  ///< n, tokens taken; the decode step adds one
+  int ring = 0;
+};
+
+}  // namespace lca::cuda
