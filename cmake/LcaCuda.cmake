@@ -25,8 +25,6 @@ endif()
 file(GLOB_RECURSE lca_cuda_sources CONFIGURE_DEPENDS src/*/cuda/*.cu)
 file(GLOB_RECURSE lca_cuda_hosts CONFIGURE_DEPENDS src/*/cuda/*.cpp)
 list(FILTER lca_cuda_hosts EXCLUDE REGEX "/absent\\.cpp$")
-target_sources(lca PRIVATE ${lca_cuda_sources} ${lca_cuda_hosts})
-target_compile_definitions(lca PRIVATE LCA_CUDA=1)
 
 foreach(source IN LISTS lca_cuda_sources)
   if(source MATCHES "_sm90\\.cu$")
@@ -37,6 +35,22 @@ foreach(source IN LISTS lca_cuda_sources)
   set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
     "${targets};--expt-relaxed-constexpr;-Xcompiler=-Wno-psabi")
 endforeach()
-target_include_directories(lca SYSTEM PRIVATE ${lca_cutlass})
-# cuBLASLt is loaded as a shared library: it is larger than everything else together.
-target_link_libraries(lca PRIVATE CUDA::cudart_static CUDA::cublasLt)
+
+# A target of its own, so that every other source is compiled with the flags of a build without
+# CUDA, to the letter: the compiler cache then has them already.
+add_library(lca-cuda OBJECT ${lca_cuda_sources} ${lca_cuda_hosts})
+set_target_properties(lca-cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_include_directories(lca-cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+target_include_directories(lca-cuda SYSTEM PRIVATE ${lca_cutlass} ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(lca-cuda PRIVATE fmt::fmt)
+# Without -Wshadow: GCC counts the type bf16 as shadowed by enumerators that are called so.
+target_compile_options(lca-cuda PRIVATE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wnon-virtual-dtor;-Woverloaded-virtual>"
+  "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-psabi;-Wno-restrict>"
+  "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${LCA_WERROR}>>:-Werror>")
+target_sources(lca PRIVATE $<TARGET_OBJECTS:lca-cuda>)
+
+# CUDA's runtime goes into the program, so that it starts where there is no driver and can say so.
+# cuBLASLt stays a shared library: it is larger than everything else together.
+target_link_libraries(lca PRIVATE $<LINK_ONLY:CUDA::cudart_static> $<LINK_ONLY:CUDA::cublasLt>)
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # where cuBLASLt lies

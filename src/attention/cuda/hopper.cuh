@@ -1,0 +1,124 @@
+#pragma once
+/// The few Hopper pieces the kernels of this folder are built from: matrix descriptors for wgmma,
+/// products on register arrays, and stores of accumulators. Instructions come from CuTe.
+
+#include <cuda_bf16.h>
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/arch/mma_sm90_desc.hpp>
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace lca::cuda {
+
+using Barrier = cutlass::arch::ClusterBarrier;
+using LoadBarrier = cutlass::arch::ClusterTransactionBarrier;
+using cutlass::arch::NamedBarrier;
+namespace gmma = cute::SM90::GMMA;
+
+/// wgmma's field of a swizzled layout: rows of 128 or of 64 bytes.
+template <int RowBytes>
+inline constexpr std::uint64_t kSwizzle = RowBytes == 128 ? 1 : 2;
+
+/// A descriptor of a tile whose rows of RowBytes lie one after another, swizzled as TMA writes them
+/// (eight rows are one pattern). `leading` is the distance of the next RowBytes-wide panel; only
+/// operands whose contiguous dimension is not the inner one (values) look at it.
+template <int RowBytes>
+__device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, std::uint32_t leading) {
+  constexpr std::uint64_t pattern = 8 * RowBytes;
+  return std::uint64_t((address & 0x3FFFF) >> 4) | std::uint64_t(leading >> 4) << 16 |
+         (pattern >> 4) << 32 | kSwizzle<RowBytes> << 62;
+}
+
+namespace detail {
+
+template <int N>
+struct Atom;
+template <>
+struct Atom<64> {
+  using Shared = gmma::MMA_64x64x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
+  using Registers = gmma::MMA_64x64x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::MN>;
+};
+template <>
+struct Atom<128> {
+  using Shared = gmma::MMA_64x128x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
+  using Registers = gmma::MMA_64x128x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::MN>;
+};
+
+template <typename Op, std::size_t... I>
+__device__ __forceinline__ void fma_shared(float* d, std::uint64_t a, std::uint64_t b, bool add,
+                                           std::index_sequence<I...>) {
+  Op::fma(a, b, d[I]..., add ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
+}
+template <typename Op, std::size_t... I>
+__device__ __forceinline__ void fma_registers(float* d, const std::uint32_t* a, std::uint64_t b,
+                                              bool add, std::index_sequence<I...>) {
+  Op::fma(a[0], a[1], a[2], a[3], b, d[I]..., add ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
+}
+
+}  // namespace detail
+
+/// D [64×N] (+)= A [64×16]·B [N×16]ᵀ, both in shared memory with the inner dimension contiguous.
+template <int N>
+__device__ __forceinline__ void product_shared(float (&d)[N / 2], std::uint64_t a, std::uint64_t b,
+                                               bool add) {
+  detail::fma_shared<typename detail::Atom<N>::Shared>(d, a, b, add,
+                                                       std::make_index_sequence<N / 2>());
+}
+
+/// D [64×N] += A [64×16]·B [16×N], A in registers, B in shared memory with N contiguous.
+template <int N>
+__device__ __forceinline__ void product_registers(float (&d)[N / 2], const std::uint32_t* a,
+                                                  std::uint64_t b, bool add) {
+  detail::fma_registers<typename detail::Atom<N>::Registers>(d, a, b, add,
+                                                             std::make_index_sequence<N / 2>());
+}
+
+/// Keeps the compiler from moving uses of accumulators across asynchronous products.
+template <int N>
+__device__ __forceinline__ void accumulators_fence(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) cute::warpgroup_fence_operand(d[i]);
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  std::uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+/// Transposes a 4×4 matrix held by the four lanes of a quad: lane q's v[k] becomes lane k's v[q].
+__device__ __forceinline__ void quad_transpose(std::uint32_t (&v)[4], int q) {
+  const bool odd = q & 1;
+  const bool high = q & 2;
+  std::uint32_t a = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1);
+  std::uint32_t b = __shfl_xor_sync(~0u, odd ? v[2] : v[3], 1);
+  if (odd) {
+    v[0] = a;
+    v[2] = b;
+  } else {
+    v[1] = a;
+    v[3] = b;
+  }
+  a = __shfl_xor_sync(~0u, high ? v[0] : v[2], 2);
+  b = __shfl_xor_sync(~0u, high ? v[1] : v[3], 2);
+  if (high) {
+    v[0] = a;
+    v[1] = b;
+  } else {
+    v[2] = a;
+    v[3] = b;
+  }
+}
+
+}  // namespace lca::cuda

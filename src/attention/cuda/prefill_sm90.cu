@@ -1,0 +1,756 @@
+/// Prefill on Hopper: one online softmax over window, sink and representatives.
+///
+/// Shapes     a tile is 64·C queries of one head (C consumer warp groups), a block 128 keys.
+///            Score width 128+64, 64+32 (MLA), 128, 64 (GQA); value width 128, 64, 128, 64.
+/// Moving     one producer thread fills a ring of K and V blocks by TMA: no-position and RoPE parts
+///            are boxes of their own tensors side by side in one stage, so the RoPE key that all
+///            heads of MLA share is never copied per head. Consumers multiply with wgmma from
+///            shared memory; probabilities stay in registers. While one warp group exponentiates,
+///            another multiplies (ping-pong), and QKᵀ of block n is issued before PV of block n−1.
+/// Memory     128+64/128, C = 2: Q 48 KiB, 2 stages × (K 48 + V 32) KiB = 208 KiB of 227.
+/// Work       a persistent grid takes (head, tile) items, heaviest first, from a counter. The block
+///            list of a tile is virtual: local blocks from the diagonal down to the left window
+///            edge, sink blocks, representatives from the last to the first. Only coordinates and
+///            masks differ; dense and window are other lists. Every row meets its own token in the
+///            first block, so no row begins empty.
+/// Bounds     DeepSeek-V2-Lite, g 16, w 1024, 128K: 6.8 TFLOP of visible pairs, 8.7 ms at the
+///            measured 782 TFLOP/s; 2.9 GB of q, k, v, out, 0.7 ms.
+
+#include <lca/error.h>
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attention/cuda/hopper.cuh"
+#include "attention/cuda/prefill.h"
+
+namespace lca::cuda {
+namespace {
+
+constexpr int kKeys = 128;
+/// A new maximum moves the running one only when it is this much larger (in powers of two): most
+/// blocks then leave the output alone, and probabilities stay below 2^8.
+constexpr float kLazyRescale = 8.0f;
+
+template <int Nope, int Rope, int Value, int Consumers, int Stages>
+struct Config {
+  static constexpr int kNope = Nope, kRope = Rope, kValue = Value;
+  static constexpr int kConsumers = Consumers, kStages = Stages;
+  static constexpr int kQueries = 64 * Consumers;
+  static constexpr int kThreads = 128 * (Consumers + 1);
+  static constexpr int kQueryBytes = kQueries * (Nope + Rope) * 2;
+  static constexpr int kKeyBytes = kKeys * (Nope + Rope) * 2;
+  static constexpr int kValueBytes = kKeys * Value * 2;
+  static constexpr int kProducerRegisters = Consumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = Consumers == 2 ? 240 : 160;
+  static_assert(Nope % 64 == 0 && (Rope == 0 || Rope == 64 || Rope == 32) && Value % 64 == 0);
+};
+
+/// A run as the kernel sees it.
+struct RunWork {
+  std::int64_t query_row, exact_row, group_row;
+  std::int32_t query_first, query_count, exact_gone, groups;
+  std::int32_t tiles, first_item;
+};
+
+constexpr int kInlineRuns = 16;  // more lie in device memory
+
+struct Params {
+  Layout layout;
+  const RunWork* table;
+  int runs, items;
+  int heads, heads_per_kv, heads_at_once;
+  float scale_log2, inverse_scale;
+  const float* bias;
+  float bias_all;
+  int kv_heads;  // of bias
+  int* counter;
+  bf16* out;
+  float* lse;
+  RunWork inline_runs[kInlineRuns];
+};
+
+struct Maps {
+  CUtensorMap q_nope, q_rope, k_nope, k_rope, value, group_nope, group_rope, group_value;
+};
+
+/// One item of work, as the producer hands it to the consumers.
+struct Tile {
+  std::int64_t query_row;     // of the first query, in out and lse
+  std::int64_t group_row;     // of representative 0
+  std::int32_t rows;          // 0: no more work
+  std::int32_t head, kv;
+  std::int32_t first, last;   // positions of queries
+  std::int32_t local_blocks, sink_blocks, group_blocks;
+  std::int32_t low_all;       // lowest position that every query sees through its window
+  std::int32_t groups_all;    // representatives that every query sees
+  std::int32_t floor;         // exact tokens below are not held
+  std::int32_t sink;          // tokens in sink blocks
+  std::int32_t groups;        // representatives there are
+  std::int32_t merged;        // sink and window touch: local blocks hold both
+  std::int32_t exact_base;    // row of position 0, for local blocks
+  std::int32_t sink_base;     // the same for sink blocks
+
+  __device__ int blocks() const { return local_blocks + sink_blocks + group_blocks; }
+};
+
+enum class BlockKind { local, sink, groups };
+
+struct Block {
+  BlockKind kind;
+  int base;  // position, or representative, of its first key
+};
+
+__device__ __forceinline__ Block tile_block(const Tile& tile, int n) {
+  if (n < tile.local_blocks) return {BlockKind::local, tile.last + 1 - kKeys * (n + 1)};
+  n -= tile.local_blocks;
+  if (n < tile.sink_blocks) return {BlockKind::sink, kKeys * n};
+  return {BlockKind::groups, kKeys * (tile.group_blocks - 1 - (n - tile.sink_blocks))};
+}
+
+template <typename C>
+struct Shared {
+  alignas(1024) unsigned char query[C::kQueryBytes];
+  alignas(1024) unsigned char key[C::kStages][C::kKeyBytes];
+  alignas(1024) unsigned char value[C::kStages][C::kValueBytes];
+  Tile tiles[2];
+  LoadBarrier query_full, key_full[C::kStages], value_full[C::kStages];
+  Barrier query_empty, key_empty[C::kStages], value_empty[C::kStages];
+  Barrier tile_full[2], tile_empty[2];
+};
+
+/// Position in a ring: slot and phase.
+template <int Slots>
+struct Turn {
+  int slot = 0;
+  std::uint32_t phase = 0;
+  __device__ __forceinline__ void next() {
+    if (++slot == Slots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// --- producer ----------------------------------------------------------------------------------
+
+template <typename C>
+__device__ __forceinline__ void tile_fill(const Params& p, const RunWork& run, int item,
+                                          Tile& tile) {
+  const int local = item - run.first_item;
+  const int group_items = run.tiles * p.heads_at_once;
+  const int group = local / group_items;
+  const int rest = local - group * group_items;
+  const int heads = min(p.heads_at_once, p.heads - group * p.heads_at_once);
+  const int index = run.tiles - 1 - rest / heads;  // the last queries see the most
+  tile.head = group * p.heads_at_once + rest % heads;
+  tile.kv = tile.head / p.heads_per_kv;
+  tile.query_row = run.query_row + index * C::kQueries;
+  tile.group_row = run.group_row;
+  tile.rows = min(C::kQueries, run.query_count - index * C::kQueries);
+  tile.first = run.query_first + index * C::kQueries;
+  tile.last = tile.first + tile.rows - 1;
+  const Visible a = p.layout.visible(tile.first);
+  const Visible b = p.layout.visible(tile.last);
+  tile.merged = a.window.begin == a.sink.end;
+  const int low = tile.merged ? 0 : static_cast<int>(a.window.begin);
+  tile.low_all = b.window.begin == b.sink.end ? 0 : static_cast<int>(b.window.begin);
+  tile.sink = static_cast<int>(b.sink.end);
+  tile.groups_all = static_cast<int>(a.groups);
+  tile.groups = run.groups;
+  tile.local_blocks = (tile.last + 1 - low + kKeys - 1) / kKeys;
+  tile.sink_blocks = tile.merged ? 0 : (tile.sink + kKeys - 1) / kKeys;
+  tile.group_blocks = static_cast<int>((b.groups + kKeys - 1) / kKeys);
+  tile.floor = run.exact_gone > 0 ? static_cast<int>(p.layout.sink) + run.exact_gone : 0;
+  tile.exact_base = static_cast<int>(run.exact_row - run.exact_gone);
+  tile.sink_base = static_cast<int>(run.exact_row);
+}
+
+constexpr auto kStream = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+constexpr auto kKeep = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+
+/// Loads one tile of `Rows` rows: panels of 64 no-position columns, then the RoPE columns.
+template <int Rows, int Nope, int Rope>
+__device__ __forceinline__ void rows_load(const CUtensorMap& nope, const CUtensorMap& rope,
+                                          LoadBarrier& full, unsigned char* to, int head,
+                                          int rope_head, int row, std::uint64_t hint) {
+#pragma unroll
+  for (int c = 0; c < Nope; c += 64) {
+    cute::SM90_TMA_LOAD_3D::copy(&nope, reinterpret_cast<std::uint64_t*>(&full), hint,
+                                 to + c * Rows * 2, c, head, row);
+  }
+  if constexpr (Rope > 0) {
+    cute::SM90_TMA_LOAD_3D::copy(&rope, reinterpret_cast<std::uint64_t*>(&full), hint,
+                                 to + Nope * Rows * 2, 0, rope_head, row);
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void produce(const Params& p, const Maps& maps, Shared<C>& shared) {
+  const RunWork* runs = p.table != nullptr ? p.table : p.inline_runs;
+  Turn<C::kStages> key, value;
+  int run = 0;
+  int item = blockIdx.x;
+  // The keys of GQA are "nope" here: a whole key without a second part.
+  for (std::uint32_t k = 0;; ++k) {
+    Tile& tile = shared.tiles[k & 1];
+    shared.tile_empty[k & 1].wait((k >> 1 & 1) ^ 1);
+    if (item >= p.items) {
+      tile.rows = 0;
+      shared.tile_full[k & 1].arrive();
+      return;
+    }
+    const int next = gridDim.x + atomicAdd(p.counter, 1);
+    while (run + 1 < p.runs && item >= runs[run + 1].first_item) ++run;
+    tile_fill<C>(p, runs[run], item, tile);
+    const Tile t = tile;
+    shared.tile_full[k & 1].arrive();
+
+    shared.query_empty.wait((k & 1) ^ 1);
+    shared.query_full.arrive_and_expect_tx(C::kQueryBytes);
+    rows_load<C::kQueries, C::kNope, C::kRope>(maps.q_nope, maps.q_rope, shared.query_full,
+                                               shared.query, t.head, t.head,
+                                               static_cast<int>(t.query_row), kStream);
+    const int blocks = t.blocks();
+    for (int n = 0; n <= blocks; ++n) {
+      if (n < blocks) {
+        const Block block = tile_block(t, n);
+        const bool groups = block.kind == BlockKind::groups;
+        const int row = block.base + (groups ? static_cast<int>(t.group_row)
+                                             : block.kind == BlockKind::sink ? t.sink_base
+                                                                             : t.exact_base);
+        shared.key_empty[key.slot].wait(key.phase ^ 1);
+        shared.key_full[key.slot].arrive_and_expect_tx(C::kKeyBytes);
+        rows_load<kKeys, C::kNope, C::kRope>(groups ? maps.group_nope : maps.k_nope,
+                                             groups ? maps.group_rope : maps.k_rope,
+                                             shared.key_full[key.slot], shared.key[key.slot], t.kv,
+                                             0, row, kKeep);
+        key.next();
+      }
+      if (n > 0) {  // values are wanted one block later than keys
+        const Block block = tile_block(t, n - 1);
+        const bool groups = block.kind == BlockKind::groups;
+        const int row = block.base + (groups ? static_cast<int>(t.group_row)
+                                             : block.kind == BlockKind::sink ? t.sink_base
+                                                                             : t.exact_base);
+        shared.value_empty[value.slot].wait(value.phase ^ 1);
+        shared.value_full[value.slot].arrive_and_expect_tx(C::kValueBytes);
+        rows_load<kKeys, C::kValue, 0>(groups ? maps.group_value : maps.value, maps.value,
+                                       shared.value_full[value.slot], shared.value[value.slot],
+                                       t.kv, 0, row, kKeep);
+        value.next();
+      }
+    }
+    item = next;
+  }
+}
+
+// --- consumers ---------------------------------------------------------------------------------
+
+/// What one row of a tile sees.
+struct Row {
+  int position, low, sink, groups;
+};
+
+__device__ __forceinline__ Row row_of(const Layout& layout, const Tile& tile, int row) {
+  const int position = min(tile.first + row, tile.last);
+  const Visible visible = layout.visible(position);
+  return {position, static_cast<int>(visible.window.begin), static_cast<int>(visible.sink.end),
+          static_cast<int>(visible.groups)};
+}
+
+/// The columns of one block that one row sees: [low, high], and those below `sink`.
+struct Span {
+  int low, high, sink;
+};
+
+__device__ __forceinline__ Span row_span(const Row& row, const Tile& tile, const Block& block) {
+  if (block.kind == BlockKind::groups) return {0, row.groups - 1, 0};
+  if (block.kind == BlockKind::sink) return {0, min(row.position, row.sink - 1), 0};
+  return {row.low, row.position, tile.merged ? row.sink : 0};
+}
+
+__device__ __forceinline__ bool block_needs_mask(const Tile& tile, const Block& block) {
+  if (block.kind == BlockKind::groups) return block.base + kKeys > tile.groups_all;
+  if (block.kind == BlockKind::sink) return true;
+  return block.base < tile.low_all || block.base + kKeys - 1 > tile.first;
+}
+
+/// Rows [begin, end) of a block hold what the run owns; the others may hold anything, and even a
+/// probability of zero does not cancel a NaN.
+__device__ __forceinline__ int2 block_owned(const Tile& tile, const Block& block) {
+  if (block.kind == BlockKind::groups) return {0, min(kKeys, tile.groups - block.base)};
+  if (block.kind == BlockKind::sink) return {0, min(kKeys, tile.sink - block.base)};
+  return {max(0, tile.floor - block.base), kKeys};
+}
+
+/// Accumulator i of a thread: row lane/4 (+ 8 where i & 2), column 8·(i/4) + 2·(lane%4) + (i & 1).
+template <typename C>
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const Params& params, Shared<C>& shared, int group)
+      : p_(params), shared_(shared), group_(group), lane_(threadIdx.x & 31) {
+    const int warp = threadIdx.x / 32 & 3;
+    row_ = group * 64 + warp * 16 + lane_ / 4;
+  }
+
+  __device__ __forceinline__ void run() {
+    if (group_ == C::kConsumers - 1) turn_pass();  // the first warp group may begin
+    for (std::uint32_t k = 0;; ++k) {
+      shared_.tile_full[k & 1].wait(k >> 1 & 1);
+      const Tile& tile = shared_.tiles[k & 1];
+      if (tile.rows == 0) return;
+      attend(tile, k);
+      write(tile);
+      warp_release(shared_.tile_empty[k & 1]);
+    }
+  }
+
+ private:
+  static constexpr int kScores = kKeys / 2;      // accumulators of QKᵀ
+  static constexpr int kOutputs = C::kValue / 2;  // and of PV
+
+  __device__ __forceinline__ void warp_release(Barrier& barrier) {
+    if (lane_ == 0) barrier.arrive();
+  }
+  __device__ __forceinline__ void turn_take() { NamedBarrier::sync(256, group_); }
+  __device__ __forceinline__ void turn_pass() {
+    NamedBarrier::arrive(256, group_ + 1 == C::kConsumers ? 0 : group_ + 1);
+  }
+
+  __device__ __forceinline__ void scores_issue() {
+    const std::uint32_t q = cute::cast_smem_ptr_to_uint(shared_.query);
+    const std::uint32_t k = cute::cast_smem_ptr_to_uint(shared_.key[key_.slot]);
+    accumulators_fence(s_);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int c = 0; c < C::kNope; c += 16) {
+      const int panel = c / 64 * 64, inside = (c & 63) * 2;
+      product_shared<kKeys>(
+          s_, descriptor<128>(q + panel * C::kQueries * 2 + group_ * 64 * 128 + inside, 16),
+          descriptor<128>(k + panel * kKeys * 2 + inside, 16), c > 0);
+    }
+#pragma unroll
+    for (int c = 0; c < C::kRope; c += 16) {
+      constexpr int kRow = C::kRope == 32 ? 64 : 128;
+      product_shared<kKeys>(
+          s_, descriptor<kRow>(q + C::kNope * C::kQueries * 2 + group_ * 64 * kRow + c * 2, 16),
+          descriptor<kRow>(k + C::kNope * kKeys * 2 + c * 2, 16), true);
+    }
+    cute::warpgroup_commit_batch();
+    accumulators_fence(s_);
+  }
+
+  __device__ __forceinline__ void outputs_issue(bool add) {
+    const std::uint32_t v = cute::cast_smem_ptr_to_uint(shared_.value[value_.slot]);
+    accumulators_fence(o_);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int n = 0; n < kKeys; n += 16) {
+      product_registers<C::kValue>(o_, &probabilities_[n / 4],
+                                   descriptor<128>(v + n * 128, kKeys * 128), n > 0 || add);
+    }
+    cute::warpgroup_commit_batch();
+    accumulators_fence(o_);
+  }
+
+  /// Waits for the values of block n − 1 or the last, and clears rows that nobody wrote.
+  __device__ __forceinline__ void values_wait(const Tile& tile, int n) {
+    shared_.value_full[value_.slot].wait(value_.phase);
+    const int2 owned = block_owned(tile, tile_block(tile, n));
+    if (owned.x == 0 && owned.y == kKeys) return;
+    for (int i = threadIdx.x & 127; i < kKeys * C::kValue / 8; i += 128) {
+      const int row = i / 8 % kKeys;  // swizzling moves bytes within a row only
+      if (row >= owned.x && row < owned.y) continue;
+      reinterpret_cast<uint4*>(shared_.value[value_.slot])[i] = uint4{0, 0, 0, 0};
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    NamedBarrier::sync(128, C::kConsumers + group_);
+  }
+
+  __device__ __forceinline__ void scores_bias(const Tile& tile, const Block& block) {
+    const float* of_tile = p_.bias + tile.group_row * p_.kv_heads + tile.kv % p_.kv_heads;
+    const int column = block.base + 2 * (lane_ & 3);
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        // Columns beyond the last representative are masked later: any bias will do.
+        const int at = min(column + 2 * i + j, tile.groups - 1);
+        const float bias = p_.bias == nullptr ? p_.bias_all : __ldg(of_tile + at * p_.kv_heads);
+        s_[i + j] = fmaf(bias, p_.inverse_scale, s_[i + j]);
+        s_[i + j + 2] = fmaf(bias, p_.inverse_scale, s_[i + j + 2]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void scores_mask(const Tile& tile, const Block& block) {
+    const int column = block.base + 2 * (lane_ & 3);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Span span = row_span(rows_[r], tile, block);
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int at = column + 2 * i + j;
+          const bool seen = (at >= span.low && at <= span.high) ||
+                            static_cast<unsigned>(at) < static_cast<unsigned>(span.sink);
+          if (!seen) s_[i + j + 2 * r] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  /// Scores to probabilities; returns whether the output must be rescaled by `rescale_`.
+  __device__ __forceinline__ bool softmax(const Tile& tile, int n) {
+    const Block block = tile_block(tile, n);
+    if (block.kind == BlockKind::groups && (p_.bias != nullptr || p_.bias_all != 0)) {
+      scores_bias(tile, block);
+    }
+    if (block_needs_mask(tile, block)) scores_mask(tile, block);
+    bool moved = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = s_[2 * r];
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+        top = fmaxf(top, fmaxf(s_[i + 2 * r], s_[i + 2 * r + 1]));
+      }
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      top *= p_.scale_log2;
+      const bool larger = top > top_[r] + kLazyRescale;
+      rescale_[r] = larger ? exp2_fast(top_[r] - top) : 1.0f;
+      if (larger) top_[r] = top;
+      moved |= larger;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& x = s_[i + 2 * r + j];
+          x = exp2_fast(fmaf(x, p_.scale_log2, -top_[r]));
+          sum += x;
+        }
+      }
+      sum_[r] = sum_[r] * rescale_[r] + sum;
+    }
+    return __any_sync(~0u, moved);
+  }
+
+  __device__ __forceinline__ void probabilities_pack() {
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) probabilities_[i / 2] = pack_bf16(s_[i], s_[i + 1]);
+  }
+
+  __device__ __forceinline__ void attend(const Tile& tile, std::uint32_t k) {
+    const int blocks = tile.blocks();
+    shared_.query_full.wait(k & 1);
+    shared_.key_full[key_.slot].wait(key_.phase);
+    scores_issue();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rows_[r] = row_of(p_.layout, tile, row_ + 8 * r);
+      top_[r] = -INFINITY;
+      sum_[r] = 0;
+    }
+    cute::warpgroup_wait<0>();
+    accumulators_fence(s_);
+    warp_release(shared_.key_empty[key_.slot]);
+    if (blocks == 1) warp_release(shared_.query_empty);
+    key_.next();
+    softmax(tile, 0);
+    probabilities_pack();
+
+    for (int n = 1; n < blocks; ++n) {
+      shared_.key_full[key_.slot].wait(key_.phase);
+      turn_take();
+      scores_issue();
+      values_wait(tile, n - 1);
+      outputs_issue(n > 1);
+      turn_pass();
+      cute::warpgroup_wait<1>();
+      accumulators_fence(s_);
+      warp_release(shared_.key_empty[key_.slot]);
+      if (n + 1 == blocks) warp_release(shared_.query_empty);
+      key_.next();
+      const bool moved = softmax(tile, n);
+      cute::warpgroup_wait<0>();
+      accumulators_fence(o_);
+      warp_release(shared_.value_empty[value_.slot]);
+      value_.next();
+      if (moved) {
+#pragma unroll
+        for (int i = 0; i < kOutputs; ++i) o_[i] *= rescale_[i >> 1 & 1];
+      }
+      probabilities_pack();
+    }
+    values_wait(tile, blocks - 1);
+    outputs_issue(blocks > 1);
+    cute::warpgroup_wait<0>();
+    accumulators_fence(o_);
+    warp_release(shared_.value_empty[value_.slot]);
+    value_.next();
+  }
+
+  __device__ __forceinline__ void write(const Tile& tile) {
+    const int quad = lane_ & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = sum_[r];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float inverse = 1.0f / sum;
+      const int row = row_ + 8 * r;
+      const bool real = row < tile.rows;
+      const std::int64_t at = (tile.query_row + row) * p_.heads + tile.head;
+      if (real && quad == 0 && p_.lse != nullptr) {
+        p_.lse[at] = (top_[r] + __log2f(sum)) * 0.6931471805599453f;
+      }
+      bf16* out = p_.out + at * C::kValue;
+#pragma unroll
+      for (int i = 0; i < kOutputs; i += 16) {  // four column chunks of 8
+        std::uint32_t chunk[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          chunk[c] = pack_bf16(o_[i + 4 * c + 2 * r] * inverse, o_[i + 4 * c + 2 * r + 1] * inverse);
+        }
+        quad_transpose(chunk, quad);
+        if (real) {
+          *reinterpret_cast<uint4*>(out + 2 * i + 8 * quad) =
+              uint4{chunk[0], chunk[1], chunk[2], chunk[3]};
+        }
+      }
+    }
+  }
+
+  const Params& p_;
+  Shared<C>& shared_;
+  int group_, lane_, row_;
+  Turn<C::kStages> key_, value_;
+  Row rows_[2];
+  float top_[2], sum_[2], rescale_[2];
+  float s_[kScores];
+  float o_[kOutputs];
+  std::uint32_t probabilities_[kScores / 2];
+};
+
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    prefill_kernel(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
+  extern __shared__ unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<C>*>(
+      (reinterpret_cast<std::uintptr_t>(memory) + 1023) & ~std::uintptr_t{1023});
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = 4 * C::kConsumers;
+    shared.query_full.init(1);
+    shared.query_empty.init(kWarps);
+    for (int i = 0; i < C::kStages; ++i) {
+      shared.key_full[i].init(1);
+      shared.value_full[i].init(1);
+      shared.key_empty[i].init(kWarps);
+      shared.value_empty[i].init(kWarps);
+    }
+    for (int i = 0; i < 2; ++i) {
+      shared.tile_full[i].init(1);
+      shared.tile_empty[i].init(kWarps);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    cutlass::arch::warpgroup_reg_dealloc<C::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<C>(params, maps, shared);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<C::kConsumerRegisters>();
+    Consumer<C>(params, shared, threadIdx.x / 128 - 1).run();
+  }
+}
+
+// --- host --------------------------------------------------------------------------------------
+
+[[noreturn]] void fail(const char* what) { throw Error(ErrorKind::failure, what); }
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+EncodeTiled encode_tiled() {
+  static const EncodeTiled function = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                           cudaEnableDefault, &found),
+          "asking the driver for tensor maps");
+    if (found != cudaDriverEntryPointSuccess) fail("the GPU driver has no tensor maps; update it");
+    return reinterpret_cast<EncodeTiled>(entry);
+  }();
+  return function;
+}
+
+/// Boxes of `box_rows` rows × up to 64 columns of one head.
+CUtensorMap tensor_map(const HeadRows& rows, std::int64_t heads, std::int64_t count, int box_rows) {
+  CUtensorMap map{};
+  const int columns = std::min(rows.width, 64);
+  const bool shared = rows.head_stride == 0;
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(rows.width),
+                               shared ? 1 : static_cast<cuuint64_t>(heads),
+                               static_cast<cuuint64_t>(std::max<std::int64_t>(count, 1))};
+  const std::int64_t head_stride = shared ? rows.row_stride : rows.head_stride;
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(head_stride) * 2,
+                                 static_cast<cuuint64_t>(rows.row_stride) * 2};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(columns), 1,
+                             static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t ones[3] = {1, 1, 1};
+  const CUresult result = encode_tiled()(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+      const_cast<void*>(static_cast<const void*>(rows.data)), sizes, strides, box, ones,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) fail("the GPU driver refused a tensor map");
+  return map;
+}
+
+bool tensor_fits(const HeadRows& rows) {
+  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.row_stride % 8 == 0 &&
+         rows.head_stride % 8 == 0;
+}
+
+bool keys_fit(const KeyRows& keys) {
+  return tensor_fits(keys.nope) && tensor_fits(keys.rope) && tensor_fits(keys.value);
+}
+
+/// Heads whose representatives stay in the L2 cache together.
+int heads_at_once(const Prefill& problem, std::int64_t groups, int width) {
+  constexpr double kResident = 24e6;
+  const int shared = problem.heads / problem.kv_heads;
+  const int step = problem.form == Form::gqa ? shared : 1;
+  const double bytes = 2.0 * width * static_cast<double>(std::max<std::int64_t>(groups, 1024));
+  const int fitting = std::max(1, static_cast<int>(kResident / bytes));
+  return std::min(problem.heads, fitting * step);
+}
+
+template <typename C>
+void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* workspace,
+            cudaStream_t stream) {
+  const bool gqa = problem.form == Form::gqa;
+  const int kv_heads = gqa ? problem.kv_heads : problem.heads;
+  Params params{};
+  params.layout = problem.layout;
+  params.heads = problem.heads;
+  params.heads_per_kv = problem.heads / kv_heads;
+  params.scale_log2 = problem.scale * 1.4426950408889634f;
+  params.inverse_scale = 1.0f / problem.scale;
+  params.bias = problem.bias;
+  params.bias_all = problem.bias == nullptr ? problem.bias_all : 0;
+  params.kv_heads = gqa ? problem.kv_heads : 1;
+  params.counter = static_cast<int*>(workspace);
+  params.out = problem.out;
+  params.lse = problem.lse;
+
+  std::vector<RunWork> work;
+  std::int64_t most_groups = 0;
+  for (const PrefillRun& run : runs) {
+    if (run.query_count == 0) continue;
+    const std::int64_t groups = problem.layout.groups(run.query_first + run.query_count);
+    most_groups = std::max(most_groups, groups);
+    work.push_back({run.query_row, run.exact_row, run.group_row,
+                    static_cast<std::int32_t>(run.query_first),
+                    static_cast<std::int32_t>(run.query_count),
+                    static_cast<std::int32_t>(run.exact_gone), static_cast<std::int32_t>(groups),
+                    static_cast<std::int32_t>((run.query_count + C::kQueries - 1) / C::kQueries),
+                    0});
+  }
+  if (work.empty()) return;
+  // The longest first: what is left at the end is short.
+  std::stable_sort(work.begin(), work.end(), [](const RunWork& a, const RunWork& b) {
+    return a.query_first + a.query_count > b.query_first + b.query_count;
+  });
+  std::int64_t items = 0;
+  for (RunWork& run : work) {
+    run.first_item = static_cast<std::int32_t>(items);
+    items += std::int64_t{run.tiles} * problem.heads;
+  }
+  if (items > INT32_MAX) fail("too many queries in one call; use smaller chunks");
+  params.items = static_cast<int>(items);
+  params.runs = static_cast<int>(work.size());
+  params.heads_at_once = heads_at_once(problem, most_groups, C::kNope + C::kValue);
+  if (work.size() <= kInlineRuns) {
+    std::copy(work.begin(), work.end(), params.inline_runs);
+  } else {
+    params.table = reinterpret_cast<RunWork*>(static_cast<char*>(workspace) + 256);
+    check(cudaMemcpyAsync(const_cast<RunWork*>(params.table), work.data(),
+                          work.size() * sizeof(RunWork), cudaMemcpyHostToDevice, stream),
+          "sending the list of runs");
+  }
+
+  // GQA's key is one part: the kernel knows it as the part without position.
+  const HeadRows& q = gqa ? problem.q_rope : problem.q_nope;
+  const HeadRows& k = gqa ? problem.exact.rope : problem.exact.nope;
+  const KeyRows& groups = most_groups > 0 ? problem.groups : problem.exact;
+  Maps maps{};
+  maps.q_nope = tensor_map(q, problem.heads, problem.query_rows, C::kQueries);
+  maps.k_nope = tensor_map(k, kv_heads, problem.exact.rows, kKeys);
+  maps.value = tensor_map(problem.exact.value, kv_heads, problem.exact.rows, kKeys);
+  maps.group_nope = tensor_map(gqa ? groups.rope : groups.nope, kv_heads, groups.rows, kKeys);
+  maps.group_value = tensor_map(groups.value, kv_heads, groups.rows, kKeys);
+  if constexpr (C::kRope > 0) {
+    maps.q_rope = tensor_map(problem.q_rope, problem.heads, problem.query_rows, C::kQueries);
+    maps.k_rope = tensor_map(problem.exact.rope, 1, problem.exact.rows, kKeys);
+    maps.group_rope = tensor_map(groups.rope, 1, groups.rows, kKeys);
+  }
+
+  constexpr std::size_t kBytes = sizeof(Shared<C>) + 1024;
+  check(cudaFuncSetAttribute(prefill_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(kBytes)),
+        "asking for shared memory");
+  check(cudaMemsetAsync(params.counter, 0, sizeof(int), stream), "clearing the work counter");
+  const int blocks = std::min<int>(params.items, device().multiprocessors);
+  prefill_kernel<C><<<blocks, C::kThreads, kBytes, stream>>>(params, maps);
+  check(cudaGetLastError(), "launching prefill");
+}
+
+// One instance for each pair of widths that models have.
+using V2Lite = Config<128, 64, 128, 2, 2>;
+#ifdef TWO
+using MiniCpm3 = Config<64, 32, 64, 2, 4>;
+#else
+using MiniCpm3 = Config<64, 32, 64, 3, 3>;
+#endif
+using Gqa128 = Config<128, 0, 128, 2, 2>;
+#ifdef TWO
+using Gqa64 = Config<64, 0, 64, 2, 4>;
+#else
+using Gqa64 = Config<64, 0, 64, 3, 3>;
+#endif
+
+}  // namespace
+
+bool prefill_has_fast(const Prefill& problem) {
+  if (!tensor_fits(problem.q_nope) || !tensor_fits(problem.q_rope) || !keys_fit(problem.exact) ||
+      !keys_fit(problem.groups) || reinterpret_cast<std::uintptr_t>(problem.out) % 16 != 0) {
+    return false;
+  }
+  const int nope = problem.q_nope.width, rope = problem.q_rope.width;
+  const int value = problem.exact.value.width;
+  if (problem.form == Form::gqa) return rope == value && (rope == 128 || rope == 64);
+  return (nope == 128 && rope == 64 && value == 128) || (nope == 64 && rope == 32 && value == 64);
+}
+
+void prefill_sm90(const Prefill& problem, std::span<const PrefillRun> runs, void* workspace,
+                  cudaStream_t stream) {
+  if (problem.form == Form::gqa) {
+    problem.q_rope.width == 128 ? launch<Gqa128>(problem, runs, workspace, stream)
+                                : launch<Gqa64>(problem, runs, workspace, stream);
+  } else {
+    problem.q_nope.width == 128 ? launch<V2Lite>(problem, runs, workspace, stream)
+                                : launch<MiniCpm3>(problem, runs, workspace, stream);
+  }
+}
+
+}  // namespace lca::cuda
