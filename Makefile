@@ -8,7 +8,7 @@ LCA          := build/release/bin/lca
 
 configure = cmake --preset $(1) -DLCA_WERROR=$(LCA_WERROR) >build/configure.log || { cat build/configure.log; exit 1; }
 
-.PHONY: help build test model demo plot bench format lint fuzz install clean
+.PHONY: help build cuda test model demo plot bench format lint fuzz install clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -19,6 +19,14 @@ build: ## build the library and the program: build/release/bin/lca
 	@mkdir -p build
 	@$(call configure,release)
 	@cmake --build --preset release --target lca lca-cli
+
+cuda: ## build the same with the CUDA kernels: build/cuda/bin/lca (needs nvcc)
+	@command -v $${CUDACXX:-nvcc} >/dev/null || { echo "make cuda: nvcc not found; install the CUDA toolkit (13.0) and put its bin folder on PATH, or use make build" >&2; exit 1; }
+	@scripts/setup.sh build
+	@scripts/cutlass.py
+	@mkdir -p build
+	@$(call configure,cuda)
+	@cmake --build --preset cuda --target lca lca-cli
 
 test: ## everything: tests, sanitizers, fuzzing, installation, other processors
 	@scripts/setup.sh build test

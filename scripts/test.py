@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Builds and tests the project under each preset that has something to say, and sums it up.
 
-    scripts/test.py [PRESET…]      (no argument: release asan tsan fuzz)
+    scripts/test.py [PRESET…]      (no argument: release cuda asan tsan fuzz)
 
 release   every test, and the checks that are scripts
+cuda      the CUDA kernels: they must build; their tests need a GPU and skip without one
 asan      every test under the address and undefined-behaviour sanitizers
 tsan      the suites named Threads* under the thread sanitizer
 fuzz      every fuzz target for FUZZ_SECONDS (20) from its committed corpus
@@ -22,7 +23,9 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRESETS = ["release", "asan", "tsan", "fuzz"]
+PRESETS = ["release", "cuda", "asan", "tsan", "fuzz"]
+# Where not all is built; the rest would only be compiled again.
+TARGETS = {"cuda": ["lca-cli", "test_cuda"]}
 
 
 def say(text):
@@ -35,6 +38,8 @@ def run(command, **kwargs):
 
 def missing_tool(preset):
     """Why a preset cannot run here, or None."""
+    if preset == "cuda" and not shutil.which(os.environ.get("CUDACXX") or "nvcc"):
+        return "nvcc not found"
     if preset != "fuzz":
         return None
     if not shutil.which("clang++"):
@@ -50,6 +55,8 @@ def missing_tool(preset):
 
 def build(preset):
     """Configures and builds; True if both went well."""
+    if preset == "cuda" and run([sys.executable, "-B", ROOT / "scripts" / "cutlass.py"]).returncode:
+        return False
     configure = run(["cmake", "--preset", preset,
                      f"-DLCA_WERROR={os.environ.get('LCA_WERROR') or 'OFF'}"],
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -57,7 +64,9 @@ def build(preset):
         print(configure.stdout)
         return False
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
-    return run(["cmake", "--build", "--preset", preset, "--", "-k", "0", *quiet]).returncode == 0
+    targets = ["--target", *TARGETS[preset]] if preset in TARGETS else []
+    return run(["cmake", "--build", "--preset", preset, *targets,
+                "--", "-k", "0", *quiet]).returncode == 0
 
 
 def address_space_prefix(preset):

@@ -1,8 +1,10 @@
 /// `lca bench attention`: time and memory of the methods beside each other, over context lengths.
 
 #include "arguments.h"
+#include "bench_cuda.h"
 #include "command.h"
 #include "core/error.h"
+#include "cuda_flags.h"
 #include "interrupt.h"
 #include "machine.h"
 #include "measure.h"
@@ -25,16 +27,19 @@ constexpr const char* kExplanation =
     "attention are all in it. GFLOP/s count visible pairs only; gemm is oneDNN's float32 product "
     "of\n"
     "2048³ with the same threads, the better of before and after.\n"
+    "On the GPU attention, condensing, rebuilding and decoding are measured one by one.\n"
     "\n"
     "Examples:\n"
     "  lca bench attention --shape deepseek-v2-lite --lengths 1K,4K,16K,64K --threads 2\n"
     "  lca bench attention --shape qwen-7b --lengths 16K --dtype bf16 --json\n"
-    "  lca bench attention --shape smollm2 --lengths 8K --methods lca,window --group 32";
+    "  lca bench attention --shape smollm2 --lengths 8K --methods lca,window --group 32\n"
+    "  lca bench attention --backend cuda --lengths 8K,128K,1M --batch 1,32";
 
 struct Flags {
   CommonFlags common;
   KnobFlags knobs;
-  TextFlag backend, shape, lengths, dtype, methods;
+  TextFlag backend, shape, lengths, dtype, methods, batch;
+  CudaFlags cuda;
   bool json = false;
 };
 
@@ -311,11 +316,35 @@ std::vector<MethodKind> methods_parse(std::string_view text) {
   }
 }
 
+/// The GPU's own lengths, batches and type.
+void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
+  const NamedShape& model = named_shape(flags.shape.text);
+  if (flags.dtype.given() && dtype_parse("--dtype", flags.dtype.text) != DType::bf16) {
+    fail_input("--backend cuda works in bf16; say --dtype bf16, or leave it out");
+  }
+  constexpr std::int64_t kMostBatch = 4096;
+  constexpr std::int64_t kMostLength = std::int64_t{1} << 30;  // the GPU's cache counts in 32 bits
+  CudaBench job{
+      model,
+      {model.shape, flags.knobs.apply(Settings{}), DType::bf16, flags.knobs.scale(model.scale)},
+      options,
+      methods_parse(flags.methods.text),
+      flags.methods.given(),
+      counts_parse("--lengths", flags.lengths.given() ? flags.lengths.text : "8K,32K,128K", 1,
+                   kMostLength),
+      counts_parse("--batch", flags.batch.text, 1, kMostBatch),
+      flags.json};
+  job.spec.validate();
+  flags.common.threads();  // means nothing here, and must make sense all the same
+  cuda_bench(job);
+}
+
 void run(const Flags& flags) {
   static constexpr std::string_view kBackends[] = {"cpu", "cuda"};
-  if (choice_parse("--backend", flags.backend.text, kBackends) == 1) {
-    fail_input("this build has no CUDA; use --backend cpu");
-  }
+  const bool on_cuda = choice_parse("--backend", flags.backend.text, kBackends) == 1;
+  const cuda::LayerOptions options = flags.cuda.options(on_cuda);
+  cuda_only_check(flags.batch, "--batch", on_cuda);
+  if (on_cuda) return run_cuda(flags, options);
   const NamedShape& model = named_shape(flags.shape.text);
   Job job{model,
           {model.shape, flags.knobs.apply(Settings{}), dtype_parse("--dtype", flags.dtype.text),
@@ -338,9 +367,12 @@ Command bench_attention_command(CLI::App& parent) {
   app->footer(kExplanation);
   flags->backend.add(*app, "--backend", "cpu|cuda", "where to run", "cpu");
   flags->shape.add(*app, "--shape", shape_names(), "whose attention", "deepseek-v2-lite");
-  flags->lengths.add(*app, "--lengths", "N,N,...", "context lengths", "1K,2K,4K,8K,16K");
+  flags->lengths.add(*app, "--lengths", "N,N,...", "context lengths (cuda: 8K,32K,128K)",
+                     "1K,2K,4K,8K,16K");
   flags->dtype.add(*app, "--dtype", "f32|bf16", "inputs and cache", "f32");
   flags->methods.add(*app, "--methods,--method", "LIST", "any of lca, dense, window", "lca,dense");
+  flags->batch.add(*app, "--batch", "N,N,...", "cuda: sessions that decode together", "1,32");
+  flags->cuda.add(*app);
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::no);

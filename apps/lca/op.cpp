@@ -1,11 +1,13 @@
 /// `lca op attention`: one attention layer on tensors from a file.
 
 #include "arguments.h"
+#include "attention/cuda/layer.h"
 #include "attention/layout.h"
 #include "attention/reference/reference.h"
 #include "command.h"
 #include "core/bf16.h"
 #include "core/error.h"
+#include "cuda_flags.h"
 #include "formats/op_file.h"
 #include "interrupt.h"
 #include "terminal.h"
@@ -30,7 +32,8 @@ constexpr const char* kExamples =
     "  lca op attention in.safetensors out.safetensors\n"
     "  lca op attention in.safetensors truth.safetensors --backend reference\n"
     "  lca op attention in.safetensors out.safetensors --preset training-free --group 8 --threads "
-    "2";
+    "2\n"
+    "  lca op attention in.safetensors out.safetensors --backend cuda --groups fp8";
 
 enum class Backend { reference, cpu, cuda };
 
@@ -38,6 +41,7 @@ struct Flags {
   CommonFlags common;
   KnobFlags knobs;
   TextFlag backend, prefill;
+  CudaFlags cuda;
   std::string in, out;
 };
 
@@ -229,6 +233,91 @@ class CpuRun {
   std::vector<Cache> caches_;
 };
 
+/// The same on the GPU: one layer with a device cache for each sequence.
+class CudaRun {
+ public:
+  CudaRun(const OpInput& input, OpOutput& output, Progress& progress,
+          const cuda::LayerOptions& options)
+      : input_(input),
+        output_(output),
+        progress_(progress),
+        sequences_(sequences(input)),
+        layer_(input.spec, input.weights(), static_cast<int>(sequences_.size()), longest(),
+               options) {}
+
+  void run() {
+    if (!input_.documents.empty()) {
+      progress_.step("documents", static_cast<double>(input_.length));
+      std::vector<cuda::HostRun> runs;
+      for (std::size_t i = 0; i < sequences_.size(); ++i) {
+        runs.push_back(run_of(i, {0, sequences_[i].tokens.size()}));
+      }
+      layer_.prefill(runs);
+    } else {
+      for (std::int64_t t = prefill(); t < input_.length; ++t) {
+        step({t, t + 1}, "decode");
+        layer_.decode(runs_of({t, t + 1}));
+      }
+    }
+    for (std::size_t i = 0; i < sequences_.size(); ++i) {
+      const cuda::HostGroups groups = layer_.groups(static_cast<int>(i));
+      const Place place(output_, sequences_[i]);
+      std::ranges::copy(groups.semantic, place.semantic);
+      std::ranges::copy(groups.positional, place.positional);
+      std::ranges::copy(groups.bias, place.bias);
+    }
+  }
+
+ private:
+  std::int64_t longest() const {
+    std::int64_t most = 1;
+    for (const Sequence& sequence : sequences_) most = std::max(most, sequence.tokens.size());
+    return most;
+  }
+
+  cuda::HostRun run_of(std::size_t i, Range part) {
+    const Sequence& sequence = sequences_[i];
+    const Place place(output_, sequence, part.begin);
+    return {static_cast<int>(i), queries_of(input_, sequence, part),
+            entries_of(input_, sequence, part), place.out, place.lse};
+  }
+
+  std::vector<cuda::HostRun> runs_of(Range part) {
+    std::vector<cuda::HostRun> runs;
+    for (std::size_t i = 0; i < sequences_.size(); ++i) runs.push_back(run_of(i, part));
+    return runs;
+  }
+
+  void step(Range part, const char* label) {
+    interrupt_check();
+    progress_.step(label, static_cast<double>(part.size() * input_.batch));
+  }
+
+  /// Feeds the prompt's chunks, or all of it at once where its end has to be known first; returns
+  /// its length.
+  std::int64_t prefill() {
+    const Settings& settings = input_.spec.settings;
+    std::vector<std::int64_t> chunks = input_.prefill;
+    if (settings.method == MethodKind::lca && settings.summary == Summary::prompt) {
+      chunks = {std::accumulate(chunks.begin(), chunks.end(), std::int64_t{0})};
+    }
+    std::int64_t position = 0;
+    for (const std::int64_t chunk : chunks) {
+      const Range part{position, position + chunk};
+      step(part, "prefill");
+      layer_.prefill(runs_of(part));
+      position = part.end;
+    }
+    return position;
+  }
+
+  const OpInput& input_;
+  OpOutput& output_;
+  Progress& progress_;
+  std::vector<Sequence> sequences_;
+  cuda::Layer layer_;
+};
+
 std::vector<SettingOverride> overrides_of(const Flags& flags) {
   std::vector<SettingOverride> overrides = flags.knobs.overrides();
   if (flags.prefill.given()) {
@@ -243,12 +332,14 @@ void run(const Flags& flags) {
   static constexpr std::string_view kBackends[] = {"reference", "cpu", "cuda"};
   const auto backend =
       static_cast<Backend>(choice_parse("--backend", flags.backend.text, kBackends));
-  if (backend == Backend::cuda) {
-    fail_input("this build has no CUDA; use --backend cpu or --backend reference");
-  }
+  const cuda::LayerOptions cuda_options = flags.cuda.options(backend == Backend::cuda);
   if (flags.in.empty()) fail_input("IN is empty; it takes the path of a safetensors file");
   const int threads = flags.common.threads();
-  const OpInput input = OpInput::read(flags.in, overrides_of(flags));
+  const std::vector<SettingOverride> overrides = overrides_of(flags);
+  if (backend == Backend::cuda && !cuda::unavailable().empty()) {
+    fail_input("{}", cuda::unavailable());
+  }
+  const OpInput input = OpInput::read(flags.in, overrides);
   writable_check(flags.out);
 
   OpOutput output(input);
@@ -256,6 +347,8 @@ void run(const Flags& flags) {
     Progress progress(static_cast<double>(input.batch * input.length));
     if (backend == Backend::reference) {
       run_reference(input, output, progress);
+    } else if (backend == Backend::cuda) {
+      CudaRun(input, output, progress, cuda_options).run();
     } else {
       CpuRun(input, output, progress, threads).run();
     }
@@ -277,6 +370,7 @@ Command op_attention_command(CLI::App& parent) {
   flags->backend.add(*app, "--backend", "reference|cpu|cuda", "which implementation", "cpu");
   flags->prefill.add(*app, "--prefill", "N,N,...",
                      "chunk sizes of the prompt; the rest is decoded");
+  flags->cuda.add(*app);
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::yes);
   return {app, [flags] { run(*flags); }};

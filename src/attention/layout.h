@@ -18,95 +18,122 @@
 namespace lca {
 
 /// A half-open range of positions (or of indices).
-struct Range {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
+template <typename Int>
+struct BasicRange {
+  Int begin = 0;
+  Int end = 0;
 
-  LCA_HOST_DEVICE constexpr std::int64_t size() const { return end > begin ? end - begin : 0; }
-  LCA_HOST_DEVICE constexpr bool contains(std::int64_t i) const { return begin <= i && i < end; }
-  constexpr bool operator==(const Range&) const = default;
+  LCA_HOST_DEVICE constexpr Int size() const { return end > begin ? end - begin : 0; }
+  LCA_HOST_DEVICE constexpr bool contains(Int i) const { return begin <= i && i < end; }
+  constexpr bool operator==(const BasicRange&) const = default;
 };
+using Range = BasicRange<std::int64_t>;
 
 /// What one query sees: representatives [0, groups), tokens of `sink`, tokens of `window`. When
 /// nothing lies between sink and window the two ranges touch.
-struct Visible {
-  std::int64_t groups = 0;
-  Range sink;
-  Range window;
+template <typename Int>
+struct BasicVisible {
+  Int groups = 0;
+  BasicRange<Int> sink;
+  BasicRange<Int> window;
 
-  LCA_HOST_DEVICE constexpr std::int64_t pairs() const {
-    return groups + sink.size() + window.size();
-  }
+  LCA_HOST_DEVICE constexpr Int pairs() const { return groups + sink.size() + window.size(); }
 };
+using Visible = BasicVisible<std::int64_t>;
 
-/// The law for one setting of method, g, w, s and n_q.
-struct Layout {
+/// The law for one setting of method, g, w, s and n_q. In 64 bits everywhere but on the GPU, where
+/// a 64-bit division takes as long as a small tile.
+template <typename Int>
+struct BasicLayout {
   MethodKind method = MethodKind::lca;
-  std::int64_t group = 16;
-  std::int64_t window = 1024;
-  std::int64_t sink = 0;
-  std::int64_t summary_queries = 16;
+  Int group = 16;
+  Int window = 1024;
+  Int sink = 0;
+  Int summary_queries = 16;
 
-  Layout() = default;
-  explicit Layout(const Settings& settings)
+  BasicLayout() = default;
+  explicit BasicLayout(const Settings& settings)
       : method(settings.method),
-        group(settings.group),
-        window(settings.window),
-        sink(settings.sink),
-        summary_queries(settings.summary_queries) {}
+        group(static_cast<Int>(settings.group)),
+        window(static_cast<Int>(settings.window)),
+        sink(static_cast<Int>(settings.sink)),
+        summary_queries(static_cast<Int>(settings.summary_queries)) {}
 
   /// m(n): groups condensed in a prefix of n tokens.
-  LCA_HOST_DEVICE constexpr std::int64_t groups(std::int64_t n) const {
+  LCA_HOST_DEVICE constexpr Int groups(Int n) const {
     if (method != MethodKind::lca || n < sink + window + group) return 0;
     return (n - window - sink) / group;
   }
 
   /// Positions of group j.
-  LCA_HOST_DEVICE constexpr Range group_range(std::int64_t j) const {
+  LCA_HOST_DEVICE constexpr BasicRange<Int> group_range(Int j) const {
     return {sink + j * group, sink + (j + 1) * group};
   }
 
   /// e_j: the first query that sees representative j, at which the group leaves the window.
-  LCA_HOST_DEVICE constexpr std::int64_t group_exit(std::int64_t j) const {
+  LCA_HOST_DEVICE constexpr Int group_exit(Int j) const {
     return sink + (j + 1) * group + window - 1;
   }
 
   /// Queries whose mean scores group j: those that end at e_j, or at the prompt's end where the
   /// prompt (of `prompt` tokens; 0 in `streaming` mode) ends later.
-  LCA_HOST_DEVICE constexpr Range summary_range(std::int64_t j, std::int64_t prompt) const {
-    const std::int64_t exit = group_exit(j);
-    const std::int64_t last = exit > prompt - 1 ? exit : prompt - 1;
-    const std::int64_t first = last + 1 - summary_queries;
+  LCA_HOST_DEVICE constexpr BasicRange<Int> summary_range(Int j, Int prompt) const {
+    const Int exit = group_exit(j);
+    const Int last = exit > prompt - 1 ? exit : prompt - 1;
+    const Int first = last + 1 - summary_queries;
     return {first > 0 ? first : 0, last + 1};
   }
 
   /// Tokens after the sink that a prefix of n tokens no longer holds: condensed, or (method
   /// `window`) forgotten. Positions [sink, sink + dropped(n)) are gone.
-  LCA_HOST_DEVICE constexpr std::int64_t dropped(std::int64_t n) const {
+  LCA_HOST_DEVICE constexpr Int dropped(Int n) const {
     if (method == MethodKind::lca) return groups(n) * group;
     if (method == MethodKind::window && n > sink + window) return n - window - sink;
     return 0;
   }
 
   /// The shortest prefix whose dropped(n) is at least `gone`.
-  LCA_HOST_DEVICE constexpr std::int64_t shortest_prefix(std::int64_t gone) const {
+  LCA_HOST_DEVICE constexpr Int shortest_prefix(Int gone) const {
     return gone == 0 ? 0 : sink + window + gone;
   }
 
   /// The first query that the next condensation of a prefix of n tokens needs.
-  LCA_HOST_DEVICE constexpr std::int64_t first_query_needed(std::int64_t n) const {
+  LCA_HOST_DEVICE constexpr Int first_query_needed(Int n) const {
     return summary_range(groups(n), 0).begin;
   }
 
   /// What the query at position t sees.
-  LCA_HOST_DEVICE constexpr Visible visible(std::int64_t t) const {
-    const std::int64_t n = t + 1;
-    const std::int64_t sink_end = sink < n ? sink : n;
+  LCA_HOST_DEVICE constexpr BasicVisible<Int> visible(Int t) const {
+    const Int n = t + 1;
+    const Int sink_end = sink < n ? sink : n;
     return {groups(n), {0, sink_end}, {sink_end + dropped(n), n}};
   }
 
   /// Pairs of a query and something it sees, over queries 0 … n−1.
-  std::int64_t pairs(std::int64_t n) const;
+  Int pairs(Int n) const;
 };
+using Layout = BasicLayout<std::int64_t>;
+template <>
+std::int64_t Layout::pairs(std::int64_t n) const;
+
+/// The longest document a Layout32 is right for.
+inline constexpr std::int64_t kLongestLayout32 = std::int64_t{1} << 29;
+
+/// The same law in 32 bits, for documents of up to kLongestLayout32 tokens.
+using Layout32 = BasicLayout<std::int32_t>;
+
+/// Widths beyond any document are cut to what 32 bits can add up; the law is the same.
+inline Layout32 layout32(const Layout& layout) {
+  const auto cut = [](std::int64_t value) {
+    return static_cast<std::int32_t>(value < kLongestLayout32 ? value : kLongestLayout32);
+  };
+  Layout32 narrow;
+  narrow.method = layout.method;
+  narrow.group = cut(layout.group);
+  narrow.window = cut(layout.window);
+  narrow.sink = cut(layout.sink);
+  narrow.summary_queries = cut(layout.summary_queries);
+  return narrow;
+}
 
 }  // namespace lca

@@ -25,8 +25,10 @@ struct Decode {
 /// How a step is cut over the GPU. Made on the host from lengths that need only be about right:
 /// results do not depend on it, and one plan serves many steps.
 struct DecodePlan {
-  int chunk = 0;   ///< cache entries that one block (or cluster) reads
-  int blocks = 0;  ///< blocks per session at the longest length it may reach before the next plan
+  int chunk = 0;    ///< the fewest cache entries that are worth a block
+  int blocks = 0;   ///< blocks that share the entries of one job
+  int cluster = 1;  ///< blocks of a job that reduce among themselves first; 1 without clusters
+  int jobs = 1;     ///< parts of a session that have nothing to do with each other (heads)
   int batch = 0;
   std::size_t workspace_bytes = 0;
 };
@@ -37,7 +39,9 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
                        const std::int64_t* lengths, int batch, std::int64_t longest,
                        Kernels kernels);
 
-/// Enqueues the step. `workspace` must be zero before the first use and is left ready for the next.
+/// Enqueues the step. `workspace` must be zero before the first use and is left ready for the next;
+/// one workspace may serve several plans if all of it was zero. All rows must begin on 16 bytes
+/// where their widths allow that (as cudaMalloc's memory does).
 void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels kernels,
             cudaStream_t stream);
 

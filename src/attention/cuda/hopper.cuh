@@ -7,6 +7,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_desc.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/mma_sm90_gmma_ext.hpp>
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
@@ -25,13 +26,14 @@ template <int RowBytes>
 inline constexpr std::uint64_t kSwizzle = RowBytes == 128 ? 1 : 2;
 
 /// A descriptor of a tile whose rows of RowBytes lie one after another, swizzled as TMA writes them
-/// (eight rows are one pattern). `leading` is the distance of the next RowBytes-wide panel; only
-/// operands whose contiguous dimension is not the inner one (values) look at it.
+/// (eight rows are one pattern), `offset` bytes after shared address 16·`base`. `leading` is the
+/// distance of the next RowBytes-wide panel; only operands whose contiguous dimension is not the
+/// inner one (values) look at it.
 template <int RowBytes>
-__device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, std::uint32_t leading) {
-  constexpr std::uint64_t pattern = 8 * RowBytes;
-  return std::uint64_t((address & 0x3FFFF) >> 4) | std::uint64_t(leading >> 4) << 16 |
-         (pattern >> 4) << 32 | kSwizzle<RowBytes> << 62;
+__device__ __forceinline__ std::uint64_t descriptor(std::uint32_t base, std::uint32_t offset,
+                                                    std::uint32_t leading = 16) {
+  constexpr std::uint64_t high = (8 * RowBytes / 16) | kSwizzle<RowBytes> << 30;
+  return high << 32 | (base + (offset / 16 + (leading / 16 << 16)));
 }
 
 namespace detail {
@@ -47,6 +49,15 @@ template <>
 struct Atom<128> {
   using Shared = gmma::MMA_64x128x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
   using Registers = gmma::MMA_64x128x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::MN>;
+};
+
+template <>
+struct Atom<176> {
+  using Shared = gmma::MMA_64x176x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct Atom<192> {
+  using Shared = gmma::MMA_64x192x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
 };
 
 template <typename Op, std::size_t... I>

@@ -29,23 +29,27 @@
 namespace lca::cuda {
 namespace {
 
-constexpr int kKeys = 128;
 /// A new maximum moves the running one only when it is this much larger (in powers of two): most
 /// blocks then leave the output alone, and probabilities stay below 2^8.
 constexpr float kLazyRescale = 8.0f;
 
-template <int Nope, int Rope, int Value, int Consumers, int Stages>
+constexpr int kConsumers = 2;  // warp groups that multiply
+constexpr int kQueries = 64 * kConsumers;
+constexpr int kThreads = 128 * (kConsumers + 1);
+// What the producer gives up is what the consumers take: 168 registers each at the start.
+constexpr int kProducerRegisters = 24;
+constexpr int kConsumerRegisters = 240;
+
+template <int Nope, int Rope, int Value, int Keys, int Stages>
 struct Config {
   static constexpr int kNope = Nope, kRope = Rope, kValue = Value;
-  static constexpr int kConsumers = Consumers, kStages = Stages;
-  static constexpr int kQueries = 64 * Consumers;
-  static constexpr int kThreads = 128 * (Consumers + 1);
+  static constexpr int kKeys = Keys, kStages = Stages;
   static constexpr int kQueryBytes = kQueries * (Nope + Rope) * 2;
-  static constexpr int kKeyBytes = kKeys * (Nope + Rope) * 2;
-  static constexpr int kValueBytes = kKeys * Value * 2;
-  static constexpr int kProducerRegisters = Consumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = Consumers == 2 ? 240 : 160;
+  static constexpr int kKeyBytes = Keys * (Nope + Rope) * 2;
+  static constexpr int kValueBytes = Keys * Value * 2;
   static_assert(Nope % 64 == 0 && (Rope == 0 || Rope == 64 || Rope == 32) && Value % 64 == 0);
+  // Each row must meet its own token in the first block.
+  static_assert(Keys >= kQueries && Keys % 16 == 0);
 };
 
 /// A run as the kernel sees it.
@@ -58,14 +62,14 @@ struct RunWork {
 constexpr int kInlineRuns = 16;  // more lie in device memory
 
 struct Params {
-  Layout layout;
+  Layout32 layout;
   const RunWork* table;
   int runs, items;
   int heads, heads_per_kv, heads_at_once;
   float scale_log2, inverse_scale;
   const float* bias;
-  float bias_all;
-  int kv_heads;  // of bias
+  int bias_heads;   // KV heads of `bias`
+  float bias_log2;  // the same for all representatives, in powers of two
   int* counter;
   bf16* out;
   float* lse;
@@ -103,6 +107,7 @@ struct Block {
   int base;  // position, or representative, of its first key
 };
 
+template <int kKeys>
 __device__ __forceinline__ Block tile_block(const Tile& tile, int n) {
   if (n < tile.local_blocks) return {BlockKind::local, tile.last + 1 - kKeys * (n + 1)};
   n -= tile.local_blocks;
@@ -115,6 +120,7 @@ struct Shared {
   alignas(1024) unsigned char query[C::kQueryBytes];
   alignas(1024) unsigned char key[C::kStages][C::kKeyBytes];
   alignas(1024) unsigned char value[C::kStages][C::kValueBytes];
+  alignas(16) float bias[C::kStages][C::kKeys];
   Tile tiles[2];
   LoadBarrier query_full, key_full[C::kStages], value_full[C::kStages];
   Barrier query_empty, key_empty[C::kStages], value_empty[C::kStages];
@@ -147,23 +153,24 @@ __device__ __forceinline__ void tile_fill(const Params& p, const RunWork& run, i
   const int index = run.tiles - 1 - rest / heads;  // the last queries see the most
   tile.head = group * p.heads_at_once + rest % heads;
   tile.kv = tile.head / p.heads_per_kv;
-  tile.query_row = run.query_row + index * C::kQueries;
+  tile.query_row = run.query_row + index * kQueries;
   tile.group_row = run.group_row;
-  tile.rows = min(C::kQueries, run.query_count - index * C::kQueries);
-  tile.first = run.query_first + index * C::kQueries;
+  tile.rows = min(kQueries, run.query_count - index * kQueries);
+  tile.first = run.query_first + index * kQueries;
   tile.last = tile.first + tile.rows - 1;
-  const Visible a = p.layout.visible(tile.first);
-  const Visible b = p.layout.visible(tile.last);
+  const BasicVisible<std::int32_t> a = p.layout.visible(tile.first);
+  const BasicVisible<std::int32_t> b = p.layout.visible(tile.last);
   tile.merged = a.window.begin == a.sink.end;
-  const int low = tile.merged ? 0 : static_cast<int>(a.window.begin);
-  tile.low_all = b.window.begin == b.sink.end ? 0 : static_cast<int>(b.window.begin);
-  tile.sink = static_cast<int>(b.sink.end);
-  tile.groups_all = static_cast<int>(a.groups);
+  const int low = tile.merged ? 0 : a.window.begin;
+  tile.low_all = b.window.begin == b.sink.end ? 0 : b.window.begin;
+  tile.sink = b.sink.end;
+  tile.groups_all = a.groups;
   tile.groups = run.groups;
+  constexpr int kKeys = C::kKeys;
   tile.local_blocks = (tile.last + 1 - low + kKeys - 1) / kKeys;
   tile.sink_blocks = tile.merged ? 0 : (tile.sink + kKeys - 1) / kKeys;
-  tile.group_blocks = static_cast<int>((b.groups + kKeys - 1) / kKeys);
-  tile.floor = run.exact_gone > 0 ? static_cast<int>(p.layout.sink) + run.exact_gone : 0;
+  tile.group_blocks = (b.groups + kKeys - 1) / kKeys;
+  tile.floor = run.exact_gone > 0 ? p.layout.sink + run.exact_gone : 0;
   tile.exact_base = static_cast<int>(run.exact_row - run.exact_gone);
   tile.sink_base = static_cast<int>(run.exact_row);
 }
@@ -187,63 +194,105 @@ __device__ __forceinline__ void rows_load(const CUtensorMap& nope, const CUtenso
   }
 }
 
+/// Takes items from the counter, one ahead of whoever works on them.
 template <typename C>
-__device__ __forceinline__ void produce(const Params& p, const Maps& maps, Shared<C>& shared) {
+__device__ __forceinline__ void schedule(const Params& p, Shared<C>& shared) {
   const RunWork* runs = p.table != nullptr ? p.table : p.inline_runs;
-  Turn<C::kStages> key, value;
   int run = 0;
   int item = blockIdx.x;
-  // The keys of GQA are "nope" here: a whole key without a second part.
   for (std::uint32_t k = 0;; ++k) {
+    const int next = item < p.items ? gridDim.x + atomicAdd(p.counter, 1) : item;
     Tile& tile = shared.tiles[k & 1];
     shared.tile_empty[k & 1].wait((k >> 1 & 1) ^ 1);
-    if (item >= p.items) {
+    if (item < p.items) {
+      while (run + 1 < p.runs && item >= runs[run + 1].first_item) ++run;
+      tile_fill<C>(p, runs[run], item, tile);
+    } else {
       tile.rows = 0;
-      shared.tile_full[k & 1].arrive();
-      return;
     }
-    const int next = gridDim.x + atomicAdd(p.counter, 1);
-    while (run + 1 < p.runs && item >= runs[run + 1].first_item) ++run;
-    tile_fill<C>(p, runs[run], item, tile);
-    const Tile t = tile;
     shared.tile_full[k & 1].arrive();
+    if (item >= p.items) return;
+    item = next;
+  }
+}
 
-    shared.query_empty.wait((k & 1) ^ 1);
-    shared.query_full.arrive_and_expect_tx(C::kQueryBytes);
-    rows_load<C::kQueries, C::kNope, C::kRope>(maps.q_nope, maps.q_rope, shared.query_full,
-                                               shared.query, t.head, t.head,
-                                               static_cast<int>(t.query_row), kStream);
-    const int blocks = t.blocks();
+/// Row of a block's first key in its tensors.
+__device__ __forceinline__ int block_row(const Tile& tile, const Block& block) {
+  if (block.kind == BlockKind::groups) return block.base + static_cast<int>(tile.group_row);
+  return block.base + (block.kind == BlockKind::sink ? tile.sink_base : tile.exact_base);
+}
+
+/// Fills the rings of keys and values.
+template <typename C>
+__device__ __forceinline__ void load(const Maps& maps, Shared<C>& shared) {
+  constexpr int kKeys = C::kKeys;
+  Turn<C::kStages> key, value;
+  for (std::uint32_t k = 0;; ++k) {
+    shared.tile_full[k & 1].wait(k >> 1 & 1);
+    const Tile& tile = shared.tiles[k & 1];
+    if (tile.rows == 0) return;
+    const int blocks = tile.blocks();
+    const int kv = tile.kv;
     for (int n = 0; n <= blocks; ++n) {
       if (n < blocks) {
-        const Block block = tile_block(t, n);
+        const Block block = tile_block<kKeys>(tile, n);
         const bool groups = block.kind == BlockKind::groups;
-        const int row = block.base + (groups ? static_cast<int>(t.group_row)
-                                             : block.kind == BlockKind::sink ? t.sink_base
-                                                                             : t.exact_base);
         shared.key_empty[key.slot].wait(key.phase ^ 1);
         shared.key_full[key.slot].arrive_and_expect_tx(C::kKeyBytes);
         rows_load<kKeys, C::kNope, C::kRope>(groups ? maps.group_nope : maps.k_nope,
                                              groups ? maps.group_rope : maps.k_rope,
-                                             shared.key_full[key.slot], shared.key[key.slot], t.kv,
-                                             0, row, kKeep);
+                                             shared.key_full[key.slot], shared.key[key.slot], kv, 0,
+                                             block_row(tile, block), kKeep);
         key.next();
       }
-      if (n > 0) {  // values are wanted one block later than keys
-        const Block block = tile_block(t, n - 1);
-        const bool groups = block.kind == BlockKind::groups;
-        const int row = block.base + (groups ? static_cast<int>(t.group_row)
-                                             : block.kind == BlockKind::sink ? t.sink_base
-                                                                             : t.exact_base);
+      if (n == 0) {
+        shared.query_empty.wait((k & 1) ^ 1);
+        shared.query_full.arrive_and_expect_tx(C::kQueryBytes);
+        rows_load<kQueries, C::kNope, C::kRope>(maps.q_nope, maps.q_rope, shared.query_full,
+                                                shared.query, tile.head, tile.head,
+                                                static_cast<int>(tile.query_row), kStream);
+      } else {  // values are wanted one block later than keys
+        const Block block = tile_block<kKeys>(tile, n - 1);
         shared.value_empty[value.slot].wait(value.phase ^ 1);
         shared.value_full[value.slot].arrive_and_expect_tx(C::kValueBytes);
-        rows_load<kKeys, C::kValue, 0>(groups ? maps.group_value : maps.value, maps.value,
-                                       shared.value_full[value.slot], shared.value[value.slot],
-                                       t.kv, 0, row, kKeep);
+        rows_load<kKeys, C::kValue, 0>(
+            block.kind == BlockKind::groups ? maps.group_value : maps.value, maps.value,
+            shared.value_full[value.slot], shared.value[value.slot], kv, 0, block_row(tile, block),
+            kKeep);
         value.next();
       }
     }
-    item = next;
+    shared.tile_empty[k & 1].arrive();
+  }
+}
+
+/// Brings the biases of a block of representatives beside its keys: a warp with plain loads, since
+/// they lie [row][KV head].
+template <typename C>
+__device__ __forceinline__ void load_bias(const Params& p, Shared<C>& shared) {
+  const int lane = threadIdx.x & 31;
+  Turn<C::kStages> key;
+  for (std::uint32_t k = 0;; ++k) {
+    shared.tile_full[k & 1].wait(k >> 1 & 1);
+    const Tile& tile = shared.tiles[k & 1];
+    if (tile.rows == 0) return;
+    const int blocks = tile.blocks();
+    for (int n = 0; n < blocks; ++n) {
+      const Block block = tile_block<C::kKeys>(tile, n);
+      shared.key_empty[key.slot].wait(key.phase ^ 1);
+      if (block.kind == BlockKind::groups) {
+        const float* bias = p.bias + tile.group_row * p.bias_heads + tile.kv % p.bias_heads;
+        for (int c = lane; c < C::kKeys; c += 32) {
+          const std::int64_t at = min(block.base + c, tile.groups - 1);  // the rest is masked
+          shared.bias[key.slot][c] = __ldg(bias + at * p.bias_heads);
+        }
+        __syncwarp();
+      }
+      if (lane == 0) shared.key_full[key.slot].arrive();
+      key.next();
+    }
+    __syncwarp();
+    if (lane == 0) shared.tile_empty[k & 1].arrive();
   }
 }
 
@@ -254,24 +303,32 @@ struct Row {
   int position, low, sink, groups;
 };
 
-__device__ __forceinline__ Row row_of(const Layout& layout, const Tile& tile, int row) {
+__device__ __forceinline__ Row row_of(const Layout32& layout, const Tile& tile, int row) {
   const int position = min(tile.first + row, tile.last);
-  const Visible visible = layout.visible(position);
-  return {position, static_cast<int>(visible.window.begin), static_cast<int>(visible.sink.end),
-          static_cast<int>(visible.groups)};
+  const BasicVisible<std::int32_t> visible = layout.visible(position);
+  return {position, visible.window.begin, visible.sink.end,
+          visible.groups};
 }
 
-/// The columns of one block that one row sees: [low, high], and those below `sink`.
+/// The columns of one block that one row sees: `count` from `low` on, and those below `sink`.
 struct Span {
-  int low, high, sink;
+  int low;
+  unsigned count;
+  int sink;
 };
 
-__device__ __forceinline__ Span row_span(const Row& row, const Tile& tile, const Block& block) {
-  if (block.kind == BlockKind::groups) return {0, row.groups - 1, 0};
-  if (block.kind == BlockKind::sink) return {0, min(row.position, row.sink - 1), 0};
-  return {row.low, row.position, tile.merged ? row.sink : 0};
+__device__ __forceinline__ Span row_span(const Row& row, const Tile& tile, BlockKind kind) {
+  if (kind == BlockKind::groups) return {0, static_cast<unsigned>(row.groups), 0};
+  if (kind == BlockKind::sink) {
+    return {0, static_cast<unsigned>(min(row.position + 1, row.sink)), 0};
+  }
+  const bool gap = row.low > row.sink;
+  const int low = tile.merged && !gap ? 0 : row.low;
+  return {low, static_cast<unsigned>(max(row.position + 1 - low, 0)),
+          tile.merged && gap ? row.sink : 0};
 }
 
+template <int kKeys>
 __device__ __forceinline__ bool block_needs_mask(const Tile& tile, const Block& block) {
   if (block.kind == BlockKind::groups) return block.base + kKeys > tile.groups_all;
   if (block.kind == BlockKind::sink) return true;
@@ -280,6 +337,7 @@ __device__ __forceinline__ bool block_needs_mask(const Tile& tile, const Block& 
 
 /// Rows [begin, end) of a block hold what the run owns; the others may hold anything, and even a
 /// probability of zero does not cancel a NaN.
+template <int kKeys>
 __device__ __forceinline__ int2 block_owned(const Tile& tile, const Block& block) {
   if (block.kind == BlockKind::groups) return {0, min(kKeys, tile.groups - block.base)};
   if (block.kind == BlockKind::sink) return {0, min(kKeys, tile.sink - block.base)};
@@ -294,10 +352,13 @@ class Consumer {
       : p_(params), shared_(shared), group_(group), lane_(threadIdx.x & 31) {
     const int warp = threadIdx.x / 32 & 3;
     row_ = group * 64 + warp * 16 + lane_ / 4;
+    query_ = cute::cast_smem_ptr_to_uint(shared.query) / 16;
+    keys_ = cute::cast_smem_ptr_to_uint(shared.key) / 16;
+    values_ = cute::cast_smem_ptr_to_uint(shared.value) / 16;
   }
 
   __device__ __forceinline__ void run() {
-    if (group_ == C::kConsumers - 1) turn_pass();  // the first warp group may begin
+    if (group_ == kConsumers - 1) turn_pass();  // the first warp group may begin
     for (std::uint32_t k = 0;; ++k) {
       shared_.tile_full[k & 1].wait(k >> 1 & 1);
       const Tile& tile = shared_.tiles[k & 1];
@@ -309,48 +370,54 @@ class Consumer {
   }
 
  private:
-  static constexpr int kScores = kKeys / 2;      // accumulators of QKᵀ
+  static constexpr int kKeys = C::kKeys;
+  static constexpr int kScores = kKeys / 2;       // accumulators of QKᵀ
   static constexpr int kOutputs = C::kValue / 2;  // and of PV
 
   __device__ __forceinline__ void warp_release(Barrier& barrier) {
     if (lane_ == 0) barrier.arrive();
   }
+#ifdef NOPP
+  __device__ __forceinline__ void turn_take() {}
+  __device__ __forceinline__ void turn_pass() {return;
+#else
   __device__ __forceinline__ void turn_take() { NamedBarrier::sync(256, group_); }
   __device__ __forceinline__ void turn_pass() {
-    NamedBarrier::arrive(256, group_ + 1 == C::kConsumers ? 0 : group_ + 1);
+#endif
+    NamedBarrier::arrive(256, group_ + 1 == kConsumers ? 0 : group_ + 1);
   }
 
   __device__ __forceinline__ void scores_issue() {
-    const std::uint32_t q = cute::cast_smem_ptr_to_uint(shared_.query);
-    const std::uint32_t k = cute::cast_smem_ptr_to_uint(shared_.key[key_.slot]);
+    const std::uint32_t k = keys_ + key_.slot * (C::kKeyBytes / 16);
     accumulators_fence(s_);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int c = 0; c < C::kNope; c += 16) {
       const int panel = c / 64 * 64, inside = (c & 63) * 2;
       product_shared<kKeys>(
-          s_, descriptor<128>(q + panel * C::kQueries * 2 + group_ * 64 * 128 + inside, 16),
-          descriptor<128>(k + panel * kKeys * 2 + inside, 16), c > 0);
+          s_, descriptor<128>(query_, panel * kQueries * 2 + inside) + group_ * (64 * 128 / 16),
+          descriptor<128>(k, panel * kKeys * 2 + inside), c > 0);
     }
 #pragma unroll
     for (int c = 0; c < C::kRope; c += 16) {
       constexpr int kRow = C::kRope == 32 ? 64 : 128;
       product_shared<kKeys>(
-          s_, descriptor<kRow>(q + C::kNope * C::kQueries * 2 + group_ * 64 * kRow + c * 2, 16),
-          descriptor<kRow>(k + C::kNope * kKeys * 2 + c * 2, 16), true);
+          s_,
+          descriptor<kRow>(query_, C::kNope * kQueries * 2 + c * 2) + group_ * (64 * kRow / 16),
+          descriptor<kRow>(k, C::kNope * kKeys * 2 + c * 2), true);
     }
     cute::warpgroup_commit_batch();
     accumulators_fence(s_);
   }
 
   __device__ __forceinline__ void outputs_issue(bool add) {
-    const std::uint32_t v = cute::cast_smem_ptr_to_uint(shared_.value[value_.slot]);
+    const std::uint32_t v = values_ + value_.slot * (C::kValueBytes / 16);
     accumulators_fence(o_);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int n = 0; n < kKeys; n += 16) {
       product_registers<C::kValue>(o_, &probabilities_[n / 4],
-                                   descriptor<128>(v + n * 128, kKeys * 128), n > 0 || add);
+                                   descriptor<128>(v, n * 128, kKeys * 128), n > 0 || add);
     }
     cute::warpgroup_commit_batch();
     accumulators_fence(o_);
@@ -359,7 +426,7 @@ class Consumer {
   /// Waits for the values of block n − 1 or the last, and clears rows that nobody wrote.
   __device__ __forceinline__ void values_wait(const Tile& tile, int n) {
     shared_.value_full[value_.slot].wait(value_.phase);
-    const int2 owned = block_owned(tile, tile_block(tile, n));
+    const int2 owned = block_owned<kKeys>(tile, tile_block<kKeys>(tile, n));
     if (owned.x == 0 && owned.y == kKeys) return;
     for (int i = threadIdx.x & 127; i < kKeys * C::kValue / 8; i += 128) {
       const int row = i / 8 % kKeys;  // swizzling moves bytes within a row only
@@ -367,22 +434,18 @@ class Consumer {
       reinterpret_cast<uint4*>(shared_.value[value_.slot])[i] = uint4{0, 0, 0, 0};
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    NamedBarrier::sync(128, C::kConsumers + group_);
+    NamedBarrier::sync(128, kConsumers + group_);
   }
 
-  __device__ __forceinline__ void scores_bias(const Tile& tile, const Block& block) {
-    const float* of_tile = p_.bias + tile.group_row * p_.kv_heads + tile.kv % p_.kv_heads;
-    const int column = block.base + 2 * (lane_ & 3);
+  __device__ __forceinline__ void scores_bias() {
+    const float* bias = shared_.bias[key_.slot] + 2 * (lane_ & 3);
 #pragma unroll
     for (int i = 0; i < kScores; i += 4) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        // Columns beyond the last representative are masked later: any bias will do.
-        const int at = min(column + 2 * i + j, tile.groups - 1);
-        const float bias = p_.bias == nullptr ? p_.bias_all : __ldg(of_tile + at * p_.kv_heads);
-        s_[i + j] = fmaf(bias, p_.inverse_scale, s_[i + j]);
-        s_[i + j + 2] = fmaf(bias, p_.inverse_scale, s_[i + j + 2]);
-      }
+      const float2 b = *reinterpret_cast<const float2*>(bias + 2 * i);
+      s_[i] = fmaf(b.x, p_.inverse_scale, s_[i]);
+      s_[i + 1] = fmaf(b.y, p_.inverse_scale, s_[i + 1]);
+      s_[i + 2] = fmaf(b.x, p_.inverse_scale, s_[i + 2]);
+      s_[i + 3] = fmaf(b.y, p_.inverse_scale, s_[i + 3]);
     }
   }
 
@@ -390,27 +453,37 @@ class Consumer {
     const int column = block.base + 2 * (lane_ & 3);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Span span = row_span(rows_[r], tile, block);
+      const Span span = row_span(rows_[r], tile, block.kind);
+      const unsigned from_low = column - span.low;
+      const auto sunk = [&](int c) {
+        return static_cast<unsigned>(column + c) < static_cast<unsigned>(span.sink);
+      };
+      if (block.base < span.sink) {  // seldom: the tile in which the window leaves the sink
+        scores_drop(r, [&](int c) { return from_low + c >= span.count && !sunk(c); });
+      } else {
+        scores_drop(r, [&](int c) { return from_low + c >= span.count; });
+      }
+    }
+  }
+
+  template <typename Unseen>
+  __device__ __forceinline__ void scores_drop(int r, Unseen unseen) {
 #pragma unroll
-      for (int i = 0; i < kScores; i += 4) {
+    for (int i = 0; i < kScores; i += 4) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int at = column + 2 * i + j;
-          const bool seen = (at >= span.low && at <= span.high) ||
-                            static_cast<unsigned>(at) < static_cast<unsigned>(span.sink);
-          if (!seen) s_[i + j + 2 * r] = -INFINITY;
-        }
+      for (int j = 0; j < 2; ++j) {
+        if (unseen(2 * i + j)) s_[i + j + 2 * r] = -INFINITY;
       }
     }
   }
 
   /// Scores to probabilities; returns whether the output must be rescaled by `rescale_`.
   __device__ __forceinline__ bool softmax(const Tile& tile, int n) {
-    const Block block = tile_block(tile, n);
-    if (block.kind == BlockKind::groups && (p_.bias != nullptr || p_.bias_all != 0)) {
-      scores_bias(tile, block);
-    }
-    if (block_needs_mask(tile, block)) scores_mask(tile, block);
+    const Block block = tile_block<kKeys>(tile, n);
+    if (block.kind == BlockKind::groups && p_.bias != nullptr) scores_bias();
+    if (n > 0) warp_release(shared_.key_empty[key_.slot]);  // keys and biases are read
+    if (block_needs_mask<kKeys>(tile, block)) scores_mask(tile, block);
+    const float shift = block.kind == BlockKind::groups ? p_.bias_log2 : 0.0f;
     bool moved = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -421,7 +494,7 @@ class Consumer {
       }
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      top *= p_.scale_log2;
+      top = fmaf(top, p_.scale_log2, shift);
       const bool larger = top > top_[r] + kLazyRescale;
       rescale_[r] = larger ? exp2_fast(top_[r] - top) : 1.0f;
       if (larger) top_[r] = top;
@@ -430,12 +503,13 @@ class Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = 0;
+      const float minus_top = shift - top_[r];
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           float& x = s_[i + 2 * r + j];
-          x = exp2_fast(fmaf(x, p_.scale_log2, -top_[r]));
+          x = exp2_fast(fmaf(x, p_.scale_log2, minus_top));
           sum += x;
         }
       }
@@ -464,8 +538,8 @@ class Consumer {
     accumulators_fence(s_);
     warp_release(shared_.key_empty[key_.slot]);
     if (blocks == 1) warp_release(shared_.query_empty);
+    softmax(tile, 0);  // local: no bias to read
     key_.next();
-    softmax(tile, 0);
     probabilities_pack();
 
     for (int n = 1; n < blocks; ++n) {
@@ -477,10 +551,9 @@ class Consumer {
       turn_pass();
       cute::warpgroup_wait<1>();
       accumulators_fence(s_);
-      warp_release(shared_.key_empty[key_.slot]);
       if (n + 1 == blocks) warp_release(shared_.query_empty);
-      key_.next();
       const bool moved = softmax(tile, n);
+      key_.next();
       cute::warpgroup_wait<0>();
       accumulators_fence(o_);
       warp_release(shared_.value_empty[value_.slot]);
@@ -506,7 +579,7 @@ class Consumer {
       float sum = sum_[r];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const float inverse = 1.0f / sum;
+      const float inverse = __fdividef(1.0f, sum);
       const int row = row_ + 8 * r;
       const bool real = row < tile.rows;
       const std::int64_t at = (tile.query_row + row) * p_.heads + tile.head;
@@ -533,6 +606,7 @@ class Consumer {
   const Params& p_;
   Shared<C>& shared_;
   int group_, lane_, row_;
+  std::uint32_t query_, keys_, values_;  // shared memory, in units of 16 bytes
   Turn<C::kStages> key_, value_;
   Row rows_[2];
   float top_[2], sum_[2], rescale_[2];
@@ -542,34 +616,41 @@ class Consumer {
 };
 
 template <typename C>
-__global__ void __launch_bounds__(C::kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
   extern __shared__ unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<C>*>(
-      (reinterpret_cast<std::uintptr_t>(memory) + 1023) & ~std::uintptr_t{1023});
+  const std::uint32_t misaligned = cute::cast_smem_ptr_to_uint(memory) & 1023;
+  auto& shared = *reinterpret_cast<Shared<C>*>(memory + (1024 - misaligned & 1023));
   if (threadIdx.x == 0) {
-    constexpr int kWarps = 4 * C::kConsumers;
+    constexpr int kWarps = 4 * kConsumers;
+    const bool biased = params.bias != nullptr;
     shared.query_full.init(1);
     shared.query_empty.init(kWarps);
     for (int i = 0; i < C::kStages; ++i) {
-      shared.key_full[i].init(1);
+      shared.key_full[i].init(biased ? 2 : 1);
       shared.value_full[i].init(1);
       shared.key_empty[i].init(kWarps);
       shared.value_empty[i].init(kWarps);
     }
     for (int i = 0; i < 2; ++i) {
       shared.tile_full[i].init(1);
-      shared.tile_empty[i].init(kWarps);
+      shared.tile_empty[i].init(kWarps + (biased ? 2 : 1));
     }
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    cutlass::arch::warpgroup_reg_dealloc<C::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<C>(params, maps, shared);
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      load<C>(maps, shared);
+    } else if (threadIdx.x == 32) {
+      schedule<C>(params, shared);
+    } else if (threadIdx.x / 32 == 2 && params.bias != nullptr) {
+      load_bias<C>(params, shared);
+    }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<C::kConsumerRegisters>();
-    Consumer<C>(params, shared, threadIdx.x / 128 - 1).run();
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    Consumer<C>(params, shared, __shfl_sync(~0u, threadIdx.x / 128, 0) - 1).run();
   }
 }
 
@@ -641,14 +722,14 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
   const bool gqa = problem.form == Form::gqa;
   const int kv_heads = gqa ? problem.kv_heads : problem.heads;
   Params params{};
-  params.layout = problem.layout;
+  params.layout = layout32(problem.layout);
   params.heads = problem.heads;
   params.heads_per_kv = problem.heads / kv_heads;
   params.scale_log2 = problem.scale * 1.4426950408889634f;
   params.inverse_scale = 1.0f / problem.scale;
   params.bias = problem.bias;
-  params.bias_all = problem.bias == nullptr ? problem.bias_all : 0;
-  params.kv_heads = gqa ? problem.kv_heads : 1;
+  params.bias_log2 = problem.bias == nullptr ? problem.bias_all * 1.4426950408889634f : 0;
+  params.bias_heads = gqa ? problem.kv_heads : 1;
   params.counter = static_cast<int*>(workspace);
   params.out = problem.out;
   params.lse = problem.lse;
@@ -657,13 +738,14 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
   std::int64_t most_groups = 0;
   for (const PrefillRun& run : runs) {
     if (run.query_count == 0) continue;
+    if (run.query_first + run.query_count > kLongestLayout32) fail("the document is too long");
     const std::int64_t groups = problem.layout.groups(run.query_first + run.query_count);
     most_groups = std::max(most_groups, groups);
     work.push_back({run.query_row, run.exact_row, run.group_row,
                     static_cast<std::int32_t>(run.query_first),
                     static_cast<std::int32_t>(run.query_count),
                     static_cast<std::int32_t>(run.exact_gone), static_cast<std::int32_t>(groups),
-                    static_cast<std::int32_t>((run.query_count + C::kQueries - 1) / C::kQueries),
+                    static_cast<std::int32_t>((run.query_count + kQueries - 1) / kQueries),
                     0});
   }
   if (work.empty()) return;
@@ -694,40 +776,39 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
   const HeadRows& k = gqa ? problem.exact.rope : problem.exact.nope;
   const KeyRows& groups = most_groups > 0 ? problem.groups : problem.exact;
   Maps maps{};
-  maps.q_nope = tensor_map(q, problem.heads, problem.query_rows, C::kQueries);
-  maps.k_nope = tensor_map(k, kv_heads, problem.exact.rows, kKeys);
-  maps.value = tensor_map(problem.exact.value, kv_heads, problem.exact.rows, kKeys);
-  maps.group_nope = tensor_map(gqa ? groups.rope : groups.nope, kv_heads, groups.rows, kKeys);
-  maps.group_value = tensor_map(groups.value, kv_heads, groups.rows, kKeys);
+  maps.q_nope = tensor_map(q, problem.heads, problem.query_rows, kQueries);
+  maps.k_nope = tensor_map(k, kv_heads, problem.exact.rows, C::kKeys);
+  maps.value = tensor_map(problem.exact.value, kv_heads, problem.exact.rows, C::kKeys);
+  maps.group_nope = tensor_map(gqa ? groups.rope : groups.nope, kv_heads, groups.rows, C::kKeys);
+  maps.group_value = tensor_map(groups.value, kv_heads, groups.rows, C::kKeys);
   if constexpr (C::kRope > 0) {
-    maps.q_rope = tensor_map(problem.q_rope, problem.heads, problem.query_rows, C::kQueries);
-    maps.k_rope = tensor_map(problem.exact.rope, 1, problem.exact.rows, kKeys);
-    maps.group_rope = tensor_map(groups.rope, 1, groups.rows, kKeys);
+    maps.q_rope = tensor_map(problem.q_rope, problem.heads, problem.query_rows, kQueries);
+    maps.k_rope = tensor_map(problem.exact.rope, 1, problem.exact.rows, C::kKeys);
+    maps.group_rope = tensor_map(groups.rope, 1, groups.rows, C::kKeys);
   }
 
   constexpr std::size_t kBytes = sizeof(Shared<C>) + 1024;
+  static_assert(kBytes <= 227 * 1024);
   check(cudaFuncSetAttribute(prefill_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(kBytes)),
         "asking for shared memory");
   check(cudaMemsetAsync(params.counter, 0, sizeof(int), stream), "clearing the work counter");
   const int blocks = std::min<int>(params.items, device().multiprocessors);
-  prefill_kernel<C><<<blocks, C::kThreads, kBytes, stream>>>(params, maps);
+  prefill_kernel<C><<<blocks, kThreads, kBytes, stream>>>(params, maps);
   check(cudaGetLastError(), "launching prefill");
 }
 
-// One instance for each pair of widths that models have.
-using V2Lite = Config<128, 64, 128, 2, 2>;
-#ifdef TWO
-using MiniCpm3 = Config<64, 32, 64, 2, 4>;
-#else
-using MiniCpm3 = Config<64, 32, 64, 3, 3>;
+// One instance for each pair of widths that models have. Narrow heads leave room for longer blocks.
+#ifndef BN1
+#define BN1 128
+#define BN2 128
+#define ST1 3
+#define ST2 2
 #endif
-using Gqa128 = Config<128, 0, 128, 2, 2>;
-#ifdef TWO
-using Gqa64 = Config<64, 0, 64, 2, 4>;
-#else
-using Gqa64 = Config<64, 0, 64, 3, 3>;
-#endif
+using V2Lite = Config<128, 64, 128, 128, 2>;
+using MiniCpm3 = Config<64, 32, 64, BN1, ST1>;
+using Gqa128 = Config<128, 0, 128, BN2, ST2>;
+using Gqa64 = Config<64, 0, 64, BN1, ST1>;
 
 }  // namespace
 

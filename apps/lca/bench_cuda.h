@@ -1,0 +1,27 @@
+#pragma once
+/// `lca bench attention --backend cuda`.
+
+#include "attention/cuda/layer.h"
+
+#include <lca/shape.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace lca::cli {
+
+struct CudaBench {
+  const NamedShape& model;
+  LayerSpec spec;  ///< its method is replaced by each of `methods`
+  cuda::LayerOptions options;
+  std::vector<MethodKind> methods;
+  bool all_dense = false;  ///< dense attention at every length, however long it takes
+  std::vector<std::int64_t> lengths;
+  std::vector<std::int64_t> batches;
+  bool json = false;
+};
+
+/// Measures and prints; throws Error where there is no GPU, or not enough of its memory.
+void cuda_bench(const CudaBench& job);
+
+}  // namespace lca::cli

@@ -1,0 +1,425 @@
+// Made-up layers on the GPU, and how long its kernels take on them.
+
+#include "attention/cuda/bench.h"
+
+#include <numeric>
+
+#include "attention/cuda/condense.h"
+#include "attention/cuda/decode.h"
+#include "attention/cuda/prefill.h"
+#include "attention/cuda/product.h"
+#include "attention/cuda/random_fill.h"
+#include "attention/cuda/session_rows.h"
+#include "attention/cuda/stopwatch.h"
+#include "attention/cuda/transfer.h"
+#include "core/error.h"
+
+namespace lca::cuda {
+namespace {
+
+/// Steps that sessions may go on while they are measured.
+constexpr int kMostSteps = 256;
+
+Kernels kernels_of(const BenchSetup& setup) {
+  return setup.options.portable ? Kernels::portable : Kernels::fast;
+}
+
+double cache_bytes_of_device() {
+  int index = 0, bytes = 0;
+  check(cudaGetDevice(&index), "asking for the GPU");
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, index),
+        "asking for the GPU's cache");
+  return bytes;
+}
+
+/// Sets of inputs of so many bytes that together are twice the L2 cache.
+int sets_for(double bytes) {
+  constexpr double kMost = 64;
+  return static_cast<int>(
+      std::clamp(std::ceil(2 * cache_bytes_of_device() / std::max(bytes, 1.0)), 1.0, kMost));
+}
+
+/// Random tensors that live as long as this.
+class Inputs {
+ public:
+  explicit Inputs(cudaStream_t stream) : stream_(stream) {}
+
+  template <typename T = bf16>
+  T* random(std::int64_t count, float deviation = 1) {
+    T* data = room<T>(count);
+    random_fill(data, count, deviation, static_cast<std::uint32_t>(buffers_.size()), stream_);
+    return data;
+  }
+  template <typename T = bf16>
+  T* room(std::int64_t count) {
+    buffers_.emplace_back(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(T));
+    return buffers_.back().template as<T>();
+  }
+  /// Weights that keep the size of what they are multiplied with.
+  bf16* weights(std::int64_t rows, std::int64_t columns) {
+    return random(rows * columns, 1 / std::sqrt(static_cast<float>(columns)));
+  }
+
+ private:
+  cudaStream_t stream_;
+  std::vector<Buffer> buffers_;
+};
+
+HeadRows dense_heads(const bf16* data, std::int64_t heads, std::int64_t width) {
+  return {data, heads * width, width, static_cast<int>(width)};
+}
+
+/// Keys and values of `rows` rows, as heads see them.
+KeyRows random_keys(Inputs& inputs, const AttentionShape& shape, std::int64_t rows) {
+  KeyRows keys;
+  keys.rows = rows;
+  const std::int64_t kv = shape.kv_heads;
+  if (shape.form == Form::mla) {
+    keys.nope =
+        dense_heads(inputs.random(rows * shape.heads * shape.d_nope), shape.heads, shape.d_nope);
+    keys.rope = {inputs.random(rows * shape.d_rope), shape.d_rope, 0,
+                 static_cast<int>(shape.d_rope)};
+    keys.value =
+        dense_heads(inputs.random(rows * shape.heads * shape.d_value), shape.heads, shape.d_value);
+  } else {
+    keys.rope = dense_heads(inputs.random(rows * kv * shape.d_rope), kv, shape.d_rope);
+    keys.value = dense_heads(inputs.random(rows * kv * shape.d_value), kv, shape.d_value);
+  }
+  return keys;
+}
+
+double key_bytes(const AttentionShape& shape) {
+  const std::int64_t values = shape.form == Form::mla
+                                  ? shape.heads * (shape.d_nope + shape.d_value) + shape.d_rope
+                                  : shape.entry_values();
+  return 2.0 * static_cast<double>(values);
+}
+
+float bias_of(const Settings& settings) {
+  return settings.mass == Mass::count ? std::log(static_cast<float>(settings.group)) : 0.0f;
+}
+
+/// Queries [rows][H][d_score], no-position part first.
+QueryRows random_queries(Inputs& inputs, const AttentionShape& shape, std::int64_t rows) {
+  const std::int64_t width = shape.d_score();
+  const bf16* data = inputs.random(rows * shape.heads * width);
+  QueryRows queries;
+  queries.rows = rows;
+  if (shape.form == Form::mla) {
+    queries.nope = {data, shape.heads * width, width, static_cast<int>(shape.d_nope)};
+  }
+  queries.rope = {data + shape.d_nope, shape.heads * width, width, static_cast<int>(shape.d_rope)};
+  return queries;
+}
+
+double query_bytes(const AttentionShape& shape, std::int64_t rows) {
+  return 2.0 * static_cast<double>(rows * shape.heads * shape.d_score());
+}
+
+/// Sizes of what lies between queries and representatives, for one group.
+struct MeanSizes {
+  std::int64_t nope, rope, summary;  // values
+
+  MeanSizes(const AttentionShape& shape, HeadReduce reduce) {
+    summary = shape.kv_heads * summary_width(shape, reduce);
+    nope = shape.form == Form::mla ? 2 * shape.heads * shape.d_nope : 0;
+    rope = shape.form == Form::gqa     ? summary
+           : reduce == HeadReduce::max ? shape.heads * shape.d_rope
+                                       : shape.d_rope;
+  }
+  double bytes(std::int64_t groups) const {
+    return static_cast<double>(groups) *
+           (2.0 * static_cast<double>(nope) + 4.0 * static_cast<double>(rope));
+  }
+};
+
+std::int64_t groups_at(const BenchSetup& setup, std::int64_t length) {
+  return Layout(setup.spec.settings).groups(length);
+}
+
+/// What one set of inputs of condensing takes.
+double condense_set_bytes(const BenchSetup& setup, std::int64_t length, CondenseWork work) {
+  const AttentionShape& shape = setup.spec.shape;
+  const std::int64_t groups = groups_at(setup, length);
+  double bytes =
+      2.0 * static_cast<double>(groups * setup.spec.settings.group * shape.entry_values());
+  if (work == CondenseWork::streaming) bytes += query_bytes(shape, length);
+  if (work == CondenseWork::streaming_means) {
+    bytes += MeanSizes(shape, setup.spec.settings.head_reduce).bytes(groups);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+BenchDevice bench_device() {
+  const Device& one = device();
+  return {one.name, one.multiprocessors, static_cast<double>(one.memory), cache_bytes_of_device()};
+}
+
+void bench_memory_check(double bytes, const std::string& what) { memory_require(bytes, what); }
+
+// --- prefill -----------------------------------------------------------------------------------
+
+double bench_prefill_bytes(const BenchSetup& setup, std::int64_t length) {
+  const AttentionShape& shape = setup.spec.shape;
+  return query_bytes(shape, length) +
+         2.0 * static_cast<double>(length * shape.heads * shape.d_value) +
+         static_cast<double>(length + groups_at(setup, length)) * key_bytes(shape);
+}
+
+Timed bench_prefill(const BenchSetup& setup, std::int64_t length) {
+  const AttentionShape& shape = setup.spec.shape;
+  const Stream stream;
+  Inputs inputs(stream);
+  const QueryRows queries = random_queries(inputs, shape, length);
+  Prefill problem;
+  problem.heads = static_cast<int>(shape.heads);
+  problem.kv_heads = static_cast<int>(shape.kv_heads);
+  problem.form = shape.form;
+  problem.layout = Layout(setup.spec.settings);
+  problem.scale = static_cast<float>(setup.spec.softmax_scale());
+  problem.q_nope = queries.nope;
+  problem.q_rope = queries.rope;
+  problem.query_rows = length;
+  const std::int64_t groups = groups_at(setup, length);
+  problem.exact = random_keys(inputs, shape, length);
+  problem.groups = random_keys(inputs, shape, groups);
+  if (setup.spec.settings.mass == Mass::score) {
+    problem.bias = inputs.random<float>(groups * shape.kv_heads);
+  }
+  problem.bias_all = bias_of(setup.spec.settings);
+  problem.out = inputs.room(length * shape.heads * shape.d_value);
+  const PrefillRun run{0, 0, length, 0, 0, 0};
+  const Buffer workspace(std::max<std::size_t>(prefill_workspace_bytes(1), 1));
+  return time_calls(stream, [&] {
+    prefill(problem, {&run, 1}, workspace.as<void>(), kernels_of(setup), stream);
+  });
+}
+
+// --- condensing --------------------------------------------------------------------------------
+
+double bench_condense_traffic(const BenchSetup& setup, std::int64_t length, CondenseWork work) {
+  const std::int64_t groups = groups_at(setup, length);
+  return condense_set_bytes(setup, length, work) +
+         static_cast<double>(groups) *
+             static_cast<double>(
+                 group_bytes(setup.spec.shape, GroupType::bf16, setup.spec.settings.mass));
+}
+
+double bench_condense_bytes(const BenchSetup& setup, std::int64_t length, CondenseWork work) {
+  const std::int64_t groups = groups_at(setup, length);
+  const MeanSizes sizes(setup.spec.shape, setup.spec.settings.head_reduce);
+  const double set = condense_set_bytes(setup, length, work);
+  return sets_for(set) * set + sizes.bytes(groups) +
+         4.0 * static_cast<double>(groups * (sizes.summary + setup.spec.shape.entry_values()));
+}
+
+Timed bench_condense(const BenchSetup& setup, std::int64_t length, CondenseWork work) {
+  const AttentionShape& shape = setup.spec.shape;
+  const Settings& settings = setup.spec.settings;
+  const HeadReduce reduce = settings.head_reduce;
+  const Layout layout(settings);
+  const std::int64_t groups = layout.groups(length);
+  if (groups < 1) fail_input("nothing is condensed at {} tokens", length);
+  const bool mla = shape.form == Form::mla;
+  const bool one = work == CondenseWork::prompt;
+  const std::int64_t means_count = one ? 1 : groups;
+  const MeanSizes sizes(shape, reduce);
+  const int sets = sets_for(condense_set_bytes(setup, length, work));
+
+  const Stream stream;
+  Inputs inputs(stream);
+  const bf16* w_uk = mla ? inputs.weights(shape.heads * shape.d_nope, shape.d_latent) : nullptr;
+  const auto means_make = [&] {
+    QueryMeans means;
+    if (mla) means.nope = inputs.random(means_count * sizes.nope, 0.25f);
+    means.rope = inputs.random<float>(means_count * sizes.rope, 0.25f);
+    return means;
+  };
+  std::vector<Condense> jobs(static_cast<std::size_t>(sets));
+  std::vector<QueryRows> queries(jobs.size());
+  std::vector<QueryMeans> means(jobs.size(), means_make());
+  float* summary = inputs.room<float>(means_count * sizes.summary);
+  bf16* out_semantic = inputs.room(groups * shape.kv_heads * shape.d_semantic());
+  bf16* out_positional = inputs.room(groups * shape.kv_heads * shape.d_positional());
+  float* out_bias =
+      settings.mass == Mass::score ? inputs.room<float>(groups * shape.kv_heads) : nullptr;
+  const std::int64_t rows = groups * settings.group * shape.kv_heads;
+  for (std::size_t set = 0; set < jobs.size(); ++set) {
+    if (work == CondenseWork::streaming) queries[set] = random_queries(inputs, shape, length);
+    if (work == CondenseWork::streaming_means && set > 0) means[set] = means_make();
+    Condense& job = jobs[set];
+    job.shape = shape;
+    job.settings = settings;
+    job.scale = static_cast<float>(setup.spec.softmax_scale());
+    job.semantic = inputs.random(rows * shape.d_semantic());
+    job.positional = inputs.random(rows * shape.d_positional());
+    job.summary = mla ? summary : means[set].rope;
+    job.one_summary = one;
+    job.count = groups;
+    job.out_semantic = out_semantic;
+    job.out_positional = out_positional;
+    job.out_bias = out_bias;
+  }
+  return time_graph(stream, sets, 200, [&](int index) {
+    const auto set = static_cast<std::size_t>(index);
+    if (work == CondenseWork::streaming) {
+      query_means(shape, reduce, layout, 0, queries[set], 0, groups, means[set], stream);
+    }
+    if (mla) summary_absorb(shape, reduce, means[set], means_count, w_uk, summary, stream);
+    condense(jobs[set], stream);
+  });
+}
+
+Timed bench_rebuild(const BenchSetup& setup, std::int64_t rows) {
+  const AttentionShape& shape = setup.spec.shape;
+  if (shape.form != Form::mla || rows < 1) fail_input("there are no keys to rebuild");
+  const Stream stream;
+  Inputs inputs(stream);
+  const std::int64_t columns[] = {shape.heads * shape.d_nope, shape.heads * shape.d_value};
+  const bf16* weights[] = {inputs.weights(columns[0], shape.d_latent),
+                           inputs.weights(columns[1], shape.d_latent)};
+  bf16* out[] = {inputs.room(rows * columns[0]), inputs.room(rows * columns[1])};
+  const int sets = sets_for(2.0 * static_cast<double>(rows * shape.d_latent));
+  std::vector<const bf16*> latents;
+  for (int set = 0; set < sets; ++set) latents.push_back(inputs.random(rows * shape.d_latent));
+  return time_graph(stream, sets, 200, [&](int set) {
+    for (int half = 0; half < 2; ++half) {
+      Product up;
+      up.a = latents[static_cast<std::size_t>(set)];
+      up.b = weights[half];
+      up.c = out[half];
+      up.rows = rows;
+      up.inner = up.a_stride = up.b_stride = shape.d_latent;
+      up.columns = up.c_stride = columns[half];
+      product(up, stream);
+    }
+  });
+}
+
+// --- decode ------------------------------------------------------------------------------------
+
+double bench_cache_bytes(const BenchSetup& setup, std::int64_t length) {
+  const Layout layout(setup.spec.settings);
+  const AttentionShape& shape = setup.spec.shape;
+  const auto type = static_cast<GroupType>(setup.options.groups);
+  return static_cast<double>(layout.groups(length) *
+                                 group_bytes(shape, type, setup.spec.settings.mass) +
+                             (length - layout.dropped(length)) * shape.entry_values() * 2);
+}
+
+double bench_decode_bytes(const BenchSetup& setup, std::int64_t length, int batch) {
+  const Settings& settings = setup.spec.settings;
+  const AttentionShape& shape = setup.spec.shape;
+  const std::int64_t longest = length + kMostSteps;
+  const std::int64_t pages = pages_needed(settings, longest);
+  const double session =
+      static_cast<double>(
+          exact_rows(settings, longest) * shape.entry_values() * 2 +
+          pages * kPageRows *
+              group_bytes(shape, static_cast<GroupType>(setup.options.groups), settings.mass)) +
+      4.0 * static_cast<double>(std::min(settings.summary_queries, longest) * shape.kv_heads *
+                                summary_width(shape, settings.head_reduce));
+  const double set = batch * bench_cache_bytes(setup, length);
+  return sets_for(set) * batch * session +
+         2.0 * static_cast<double>(pages * kPageRows * shape.entry_values());
+}
+
+Timed bench_decode(const BenchSetup& setup, std::int64_t length, int batch) {
+  const Settings& settings = setup.spec.settings;
+  const AttentionShape& shape = setup.spec.shape;
+  const Layout layout(settings);
+  const int sets = sets_for(batch * bench_cache_bytes(setup, length));
+  const int sessions = sets * batch;
+  const std::int64_t longest = length + kMostSteps;
+  const std::int64_t kv = shape.kv_heads;
+  const Stream stream;
+  Inputs inputs(stream);
+
+  // Pages of all sessions in one pool, in no order.
+  const std::int64_t pages_each = pages_needed(settings, longest);
+  PoolMemory memory;
+  const GroupPool pool =
+      memory.make(shape, static_cast<GroupType>(setup.options.groups), settings.mass,
+                  pages_each * kPageRows * sessions, [](Buffer& buffer, std::int64_t bytes) {
+                    buffer.require(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)));
+                    return buffer.as<void>();
+                  });
+  std::vector<std::int32_t> order(static_cast<std::size_t>(pages_each * sessions));
+  std::iota(order.begin(), order.end(), 0);
+  std::uint64_t state = 1;
+  for (std::size_t i = order.size(); i > 1; --i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::swap(order[i - 1], order[(state >> 33) % i]);
+  }
+  auto* pages = inputs.room<std::int32_t>(static_cast<std::int64_t>(order.size()));
+  Transfer transfer(stream, false);
+  transfer.upload(order, pages);
+
+  // Sessions stand at different places in their groups.
+  std::vector<std::int64_t> lengths;
+  std::vector<std::int32_t> lengths32;
+  for (int i = 0; i < sessions; ++i) {
+    lengths.push_back(std::max<std::int64_t>(length - i % settings.group, 1));
+    lengths32.push_back(static_cast<std::int32_t>(lengths.back()));
+  }
+  auto* lengths_device = inputs.room<std::int32_t>(sessions);
+  transfer.upload(lengths32, lengths_device);
+
+  const std::int64_t exact = exact_rows(settings, longest);
+  const std::int64_t groups = layout.groups(longest);
+  const bf16* group_semantic = inputs.random(groups * kv * shape.d_semantic());
+  const bf16* group_positional = inputs.random(groups * kv * shape.d_positional());
+  const float* group_bias = pool.bias == nullptr ? nullptr : inputs.random<float>(groups * kv);
+  std::vector<SessionView> views;
+  for (int i = 0; i < sessions; ++i) {
+    SessionView view;
+    view.semantic = inputs.random(exact * kv * shape.d_semantic());
+    view.positional = inputs.random(exact * kv * shape.d_positional());
+    view.pages = pages + i * pages_each;
+    view.summary = inputs.random<float>(std::min(settings.summary_queries, longest) * kv *
+                                        summary_width(shape, settings.head_reduce));
+    view.length = lengths_device + i;
+    view.ring = static_cast<int>(ring_rows(settings, longest));
+    views.push_back(view);
+    const std::int64_t held = layout.groups(lengths[static_cast<std::size_t>(i)]);
+    if (held > 0) {
+      groups_append(shape, pool, view.pages, 0, held, group_semantic, group_positional, group_bias,
+                    stream);
+    }
+  }
+  auto* views_device = inputs.room<SessionView>(sessions);
+  check(cudaMemcpyAsync(views_device, views.data(), views.size() * sizeof(SessionView),
+                        cudaMemcpyHostToDevice, stream),
+        "copying to the GPU");
+
+  const std::int64_t d_query =
+      shape.form == Form::mla ? shape.d_latent + shape.d_rope : shape.d_rope;
+  bf16* out = inputs.room(batch * shape.heads * shape.d_semantic());
+  std::vector<Decode> steps(static_cast<std::size_t>(sets));
+  for (std::size_t set = 0; set < steps.size(); ++set) {
+    Decode& step = steps[set];
+    step.shape = shape;
+    step.settings = settings;
+    step.scale = static_cast<float>(setup.spec.softmax_scale());
+    step.pool = pool;
+    step.sessions = views_device + set * static_cast<std::size_t>(batch);
+    step.batch = batch;
+    step.queries = inputs.random(batch * shape.heads * d_query);
+    step.semantic = inputs.random(batch * kv * shape.d_semantic());
+    step.positional = inputs.random(batch * kv * shape.d_positional());
+    step.out = out;
+  }
+  const DecodePlan plan =
+      decode_plan(shape, settings, lengths.data(), batch, longest, kernels_of(setup));
+  Buffer workspace;
+  transfer.room_of_zeros(workspace, plan.workspace_bytes);
+  // Three steps of each session are taken before the replays that count.
+  return time_graph(stream, sets, kMostSteps - 4, [&](int set) {
+    decode(steps[static_cast<std::size_t>(set)], plan, workspace.as<void>(), kernels_of(setup),
+           stream);
+  });
+}
+
+}  // namespace lca::cuda

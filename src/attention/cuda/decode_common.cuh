@@ -1,0 +1,228 @@
+#pragma once
+/// What all decode kernels share: their arguments, where a session stands, the list of entries that
+/// a step reads, quantised values, and merging of partial softmaxes.
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cfloat>
+#include <cmath>
+
+#include "attention/cuda/decode.h"
+
+namespace lca::cuda::decoding {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+/// The workspace begins with this much room for counters, so that plans of different batches find
+/// the same counters in the same place.
+inline constexpr std::size_t kCounterBytes = std::size_t{1} << 20;
+inline constexpr int kMostClusterBlocks = 8;
+
+struct Args {
+  Decode step;
+  Layout layout;
+  float bias_all = 0;  ///< on every representative's logit (natural log)
+  float reduce = 1;    ///< ρ of the head reduction
+  int chunk = 0;
+  int blocks = 0;
+  int cluster = 1;
+  int jobs = 1;
+  int stages = 2;
+  int heads = 0;
+  int kv_heads = 1;
+  int sharing = 1;                ///< query heads of a KV head
+  int* session_counts = nullptr;  ///< [batch]: blocks that know the length
+  int* job_counts = nullptr;      ///< [batch][jobs][cluster]: partials that are there
+  float* partials = nullptr;      ///< [batch][jobs][blocks / cluster][cluster][partial]
+};
+
+/// Which kernel a shape gets, and what a plan must know of it.
+struct Shape {
+  bool fast = false;
+  int jobs = 1;  ///< per session
+  int rows = 1;  ///< query rows of a job's partial result
+};
+Shape kernel_shape(const AttentionShape& shape, const Settings& settings);
+
+void launch_mla(const Args& args, cudaStream_t stream);
+void launch_gqa(const Args& args, cudaStream_t stream);
+void launch_generic(const Args& args, cudaStream_t stream);
+
+/// Where one session stands in this step. The list of entries it reads is: representatives
+/// [0, groups), then tokens of the sink, then tokens of the window; the newest token is last.
+struct Place {
+  int n;  ///< tokens, the new one included
+  int groups;
+  int sink;       ///< s
+  int sink_size;  ///< tokens of the sink that exist
+  int window_begin;
+  int ring;
+  int entries;
+  bool leaves;      ///< representative groups − 1 comes to be in this step
+  int first, last;  ///< this block's part of the list
+
+  /// Row in the ring of exact token number e of the list.
+  __device__ int exact_row(int e) const {
+    const int p = e < sink_size ? e : window_begin + (e - sink_size);
+    return position_row(p);
+  }
+  __device__ int position_row(int p) const { return p < sink ? p : sink + (p - sink) % ring; }
+  __device__ bool owns_newest_group() const {
+    return leaves && first <= groups - 1 && groups - 1 < last;
+  }
+  __device__ bool owns_newest_token() const { return first < entries && last == entries; }
+};
+
+__device__ inline Place place_of(const Args& args, const SessionView& view, int block) {
+  Place at;
+  // Read as volatile: the last block of the session changes it in this launch.
+  at.n = *static_cast<const volatile std::int32_t*>(view.length) + 1;
+  const Visible seen = args.layout.visible(at.n - 1);
+  at.groups = static_cast<int>(seen.groups);
+  at.sink = static_cast<int>(args.layout.sink);
+  at.sink_size = static_cast<int>(seen.sink.size());
+  at.window_begin = static_cast<int>(seen.window.begin);
+  at.ring = view.ring;
+  at.entries = static_cast<int>(seen.pairs());
+  at.leaves = at.groups > 0 && args.layout.group_exit(seen.groups - 1) == at.n - 1;
+  // The plan's chunk, or more where the session has outgrown the plan.
+  const int even = (at.entries + args.blocks - 1) / args.blocks;
+  const int chunk = even > args.chunk ? even : args.chunk;
+  at.first = min(block * chunk, at.entries);
+  at.last = min(at.first + chunk, at.entries);
+  return at;
+}
+
+/// Blocks of a job that have entries.
+__device__ inline int active_blocks(const Args& args, const Place& at) {
+  const int even = (at.entries + args.blocks - 1) / args.blocks;
+  const int chunk = even > args.chunk ? even : args.chunk;
+  return (at.entries + chunk - 1) / chunk;
+}
+
+/// The last block of the session to come here adds the new token to its length. All threads of the
+/// block must have read the length, with a barrier since.
+__device__ inline void length_advance(const Args& args, const SessionView& view, int session,
+                                      int n) {
+  __threadfence();
+  const int all = args.blocks * args.jobs;
+  if (atomicAdd(args.session_counts + session, 1) != all - 1) return;
+  args.session_counts[session] = 0;
+  *view.length = n;
+}
+
+// --- stored values -----------------------------------------------------------------------------
+
+__device__ inline float quantised_value(GroupType type, std::uint8_t bits) {
+  if (type == GroupType::int8) return static_cast<float>(static_cast<std::int8_t>(bits));
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3)));
+}
+
+__device__ inline float quantised_largest(GroupType type) {
+  return type == GroupType::int8 ? 127.f : 448.f;
+}
+
+/// What values with this largest magnitude are multiplied with before they are stored; finite even
+/// where the scale is tiny.
+__device__ inline float quantising_factor(GroupType type, float largest) {
+  return largest > 0 ? fminf(quantised_largest(type) / largest, FLT_MAX) : 0.f;
+}
+
+__device__ inline std::uint8_t quantise(GroupType type, float value, float factor) {
+  const float x = value * factor;
+  if (type == GroupType::int8) {
+    const int rounded = __float2int_rn(fminf(fmaxf(x, -127.f), 127.f));
+    return static_cast<std::uint8_t>(static_cast<std::int8_t>(rounded));
+  }
+  return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+}
+
+// --- partial softmaxes -------------------------------------------------------------------------
+
+/// A softmax over some entries: the largest logit (base 2), the sum of weights relative to it, and
+/// the weighted sum of values (of some columns).
+struct Partial {
+  float top;
+  float sum;
+  float4 value;
+};
+
+/// The partials load(0) … load(count − 1) as one. Eight are loaded at a time, because each load is
+/// a round trip. A partial without entries has top −∞ and zeros.
+template <typename Load>
+__device__ Partial partials_merge(int count, Load load) {
+  Partial all{-INFINITY, 0.f, {0.f, 0.f, 0.f, 0.f}};
+  for (int begin = 0; begin < count; begin += 8) {
+    Partial part[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      part[i] = {-INFINITY, 0.f, {0.f, 0.f, 0.f, 0.f}};
+      if (begin + i < count) part[i] = load(begin + i);
+    }
+    float top = all.top;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) top = fmaxf(top, part[i].top);
+    const float keep = all.top == -INFINITY ? 0.f : exp2f(all.top - top);
+    all.top = top;
+    all.sum *= keep;
+    all.value.x *= keep;
+    all.value.y *= keep;
+    all.value.z *= keep;
+    all.value.w *= keep;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float weight = part[i].top == -INFINITY ? 0.f : exp2f(part[i].top - top);
+      all.sum += weight * part[i].sum;
+      all.value.x += weight * part[i].value.x;
+      all.value.y += weight * part[i].value.y;
+      all.value.z += weight * part[i].value.z;
+      all.value.w += weight * part[i].value.w;
+    }
+  }
+  return all;
+}
+
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+
+__device__ inline float warp_max(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+  }
+  return value;
+}
+
+/// Softmax of `count` scores by one warp: the largest, its lowest index, Σ exp(s − largest).
+struct GroupWeights {
+  float top;
+  int best;
+  float sum;
+};
+__device__ inline GroupWeights group_weights(const float* scores, int count) {
+  GroupWeights w{-INFINITY, 0x7fffffff, 0.f};
+  for (int i = threadIdx.x & 31; i < count; i += 32) {
+    if (scores[i] > w.top || w.best == 0x7fffffff) {
+      w.top = scores[i];
+      w.best = i;
+    }
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    const float top = __shfl_xor_sync(~0u, w.top, step);
+    const int best = __shfl_xor_sync(~0u, w.best, step);
+    if (top > w.top || (top == w.top && best < w.best)) {
+      w.top = top;
+      w.best = best;
+    }
+  }
+  for (int i = threadIdx.x & 31; i < count; i += 32) w.sum += expf(scores[i] - w.top);
+  w.sum = warp_sum(w.sum);
+  return w;
+}
+
+}  // namespace lca::cuda::decoding

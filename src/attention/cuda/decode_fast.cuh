@@ -1,0 +1,497 @@
+#pragma once
+/// The tensor-core decode kernel, one launch for a step.
+///
+/// Shapes (DeepSeek-V2-Lite at 128K): 16 heads, entries of 512 + 64 values, 8128 representatives
+/// and 1024 … 1039 exact tokens. Bytes: 10.6 MB a session, 2.5 µs at 4.27 TB/s, 79 µs for 32
+/// sessions. Operations: 16 · 9152 · (576 + 512) · 2 = 0.32 GFLOP a session, far below that.
+///
+/// A job is one session and up to 16 · kHeadTiles query heads that share their KV head. Its list of
+/// entries is cut over `blocks` blocks of 8 warps. Per tile of 64 entries:
+///   loads (cp.async) of the tiles after it are under way, all stages but the one being read;
+///   scores: warps 0–3 multiply the first half of the key's columns with 16 entries each, warps 4–7
+///     the second half; queries stay in registers; partial scores go through shared memory;
+///   softmax: each warp has two heads of every 16;
+///   values: each warp has an eighth of the columns; weights as bf16 from shared memory.
+/// Three barriers a tile (four where a quantised tile is made bf16 first).
+///
+/// Shared memory (V2-Lite, bf16): 3 stages of 72 KiB, scores 8 KiB, weights 2 KiB, bias 0.75 KiB:
+/// 226.8 KiB of 227. Two stages, 144 KiB, are in flight while one is read.
+///
+/// Reduction: the blocks of a cluster read each other's results, each an eighth of the columns, and
+/// write one partial result a cluster; the last to arrive of the blocks with the same eighth merges
+/// the partials. Without clusters the same with one block for all columns.
+
+#include "attention/cuda/decode_group.cuh"
+
+namespace lca::cuda::decoding {
+
+// --- clusters ----------------------------------------------------------------------------------
+
+__device__ inline void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
+#endif
+}
+
+/// Floats at the same place in the shared memory of block `rank` of the cluster.
+__device__ inline float4 peer_load4(const float* local, int rank, int cluster) {
+#if __CUDA_ARCH__ >= 900
+  if (cluster > 1) {
+    std::uint32_t address;
+    float4 value;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;\n"
+        : "=r"(address)
+        : "r"(shared_address(local)), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+  }
+#endif
+  return *reinterpret_cast<const float4*>(local);
+}
+__device__ inline float2 peer_load2(const float2* local, int rank, int cluster) {
+#if __CUDA_ARCH__ >= 900
+  if (cluster > 1) {
+    std::uint32_t address;
+    float2 value;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;\n"
+        : "=r"(address)
+        : "r"(shared_address(local)), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];\n"
+                 : "=f"(value.x), "=f"(value.y)
+                 : "r"(address)
+                 : "memory");
+    return value;
+  }
+#endif
+  return *local;
+}
+
+// --- the reduction -----------------------------------------------------------------------------
+
+/// Which query heads a job has.
+struct Heads {
+  int first;
+  int count;
+  int job;  ///< over all sessions
+};
+
+template <typename R>
+__device__ void result_store(const Args& args, int session, const Heads& heads, int row, int column,
+                             const Partial& all) {
+  const std::int64_t head = static_cast<std::int64_t>(session) * args.heads + heads.first + row;
+  const float factor = 1.f / all.sum;
+  uint2 packed;
+  packed.x = pair_bits(all.value.x * factor, all.value.y * factor);
+  packed.y = pair_bits(all.value.z * factor, all.value.w * factor);
+  *reinterpret_cast<uint2*>(args.step.out + head * R::kValue + column) = packed;
+  if (column == 0 && args.step.lse != nullptr) {
+    args.step.lse[head] = (all.top + log2f(all.sum)) * kLn2;
+  }
+}
+
+/// From the blocks' results in shared memory to the output.
+template <typename R>
+__device__ void results_reduce(const Args& args, const Place& at, int session, const Heads& heads,
+                               const float* results, int result_stride, const float2* stats,
+                               int* flag) {
+  const int tid = static_cast<int>(threadIdx.x);
+  const int cluster = args.cluster;
+  const int rank = static_cast<int>(blockIdx.x) % cluster;
+  const int block = static_cast<int>(blockIdx.x) / cluster;
+  const int active = active_blocks(args, at);
+  const int partials = (active + cluster - 1) / cluster;
+  const int width = R::kValue / cluster;  // columns of this block
+  const int quads = width / 4;
+  const int peers = min(cluster, active - block * cluster);
+  const int partial_floats = R::kRows * (width + 2);
+  float* mine = args.partials +
+                (static_cast<std::int64_t>(heads.job) * (args.blocks / cluster) * cluster + rank) *
+                    partial_floats;
+  const std::int64_t step = static_cast<std::int64_t>(cluster) * partial_floats;
+
+  for (int i = tid; i < heads.count * quads; i += kThreads) {
+    const int row = i / quads;
+    const int column = i % quads * 4;
+    const Partial all = partials_merge(peers, [&](int peer) -> Partial {
+      const float2 stat = peer_load2(stats + row, peer, cluster);
+      return {stat.x, stat.y,
+              peer_load4(results + row * result_stride + rank * width + column, peer, cluster)};
+    });
+    if (partials == 1) {
+      result_store<R>(args, session, heads, row, rank * width + column, all);
+      continue;
+    }
+    float* to = mine + block * step;
+    __stcg(reinterpret_cast<float4*>(to + row * width + column), all.value);
+    if (column == 0) {
+      __stcg(reinterpret_cast<float2*>(to + R::kRows * width + 2 * row),
+             make_float2(all.top, all.sum));
+    }
+  }
+  if (cluster > 1) cluster_arrive();  // this block reads no other's memory from here on
+  if (partials > 1) {
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+      int* count = args.job_counts + static_cast<std::int64_t>(heads.job) * cluster + rank;
+      const bool last = atomicAdd(count, 1) == partials - 1;
+      if (last) *count = 0;
+      __threadfence();
+      *flag = last ? 1 : 0;
+    }
+    __syncthreads();
+    if (*flag != 0) {
+      for (int i = tid; i < heads.count * quads; i += kThreads) {
+        const int row = i / quads;
+        const int column = i % quads * 4;
+        const Partial all = partials_merge(partials, [&](int k) -> Partial {
+          const float* from = mine + k * step;
+          const float2 stat =
+              __ldcg(reinterpret_cast<const float2*>(from + R::kRows * width + 2 * row));
+          return {stat.x, stat.y,
+                  __ldcg(reinterpret_cast<const float4*>(from + row * width + column))};
+        });
+        result_store<R>(args, session, heads, row, rank * width + column, all);
+      }
+    }
+  }
+  if (cluster > 1) cluster_wait();  // others may still have read this block's memory
+}
+
+// --- the kernel --------------------------------------------------------------------------------
+
+template <typename R, bool kQuant>
+__global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
+  using Room = Memory<R, kQuant>;
+  constexpr int kHeadTiles = R::kHeadTiles;
+  constexpr int kSteps = R::kScore / 32;            // k-steps of 16 columns in one half of the key
+  constexpr int kColumns = R::kValue / kWarps;      // of the value, for one warp
+  constexpr int kChains = kHeadTiles == 1 ? 2 : 1;  // enough independent products to hide latency
+
+  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const work = shared;
+  unsigned char* const stages = shared + Room::kWorkBytes;
+  auto* const metas = reinterpret_cast<float*>(stages + args.stages * Room::kStageBytes);
+  float* const scores_apart = metas + args.stages * Room::kMetaFloats;
+  unsigned char* const weights =
+      reinterpret_cast<unsigned char*>(scores_apart) + (Room::kScoresApart ? Room::kScoreBytes : 0);
+  auto* const rescale = reinterpret_cast<float*>(weights + Room::kWeightBytes);
+  auto* const stats = reinterpret_cast<float2*>(rescale + R::kRows);  // maximum and sum of each row
+
+  const int tid = static_cast<int>(threadIdx.x);
+  const int warp = tid / 32;
+  const int lane = tid % 32;
+  const int session = static_cast<int>(blockIdx.z);
+  const int sharing = args.sharing;
+  const int head_groups = (sharing + R::kRows - 1) / R::kRows;
+  const int kv = R::kMla ? 0 : static_cast<int>(blockIdx.y) / head_groups;
+  const int head_group = static_cast<int>(blockIdx.y) % head_groups;
+  const Heads heads{kv * sharing + head_group * R::kRows,
+                    min(R::kRows, sharing - head_group * R::kRows),
+                    session * args.jobs + static_cast<int>(blockIdx.y)};
+
+  // Queries need nothing but the launch: first of all. They pass through room that no tile has yet.
+  unsigned char* const query_room = kQuant ? work : stages + (args.stages - 1) * Room::kStageBytes;
+  for (int i = tid; i < R::kRows * (R::kScore / 8); i += kThreads) {
+    const int row = i / (R::kScore / 8);
+    const int chunk = i % (R::kScore / 8);
+    const bool real = row < heads.count;
+    const bf16* source = args.step.queries;
+    if (real) {
+      source += (static_cast<std::int64_t>(session) * args.heads + heads.first + row) * R::kScore +
+                chunk * 8;
+    }
+    copy_chunk(shared_address(query_room + R::offset(row, chunk)), source, real);
+  }
+  copy_commit();
+
+  const SessionView view_read = args.step.sessions[session];
+  const Place at_read = place_of(args, view_read, static_cast<int>(blockIdx.x));
+  // With three tiles of heads there are no registers for these.
+  auto* const kept = reinterpret_cast<Kept*>(stats + R::kRows);
+  if constexpr (Room::kKeptBytes > 0) {
+    if (tid == 0) *kept = {view_read, at_read};
+    __syncthreads();
+  }
+  const SessionView& view = Room::kKeptBytes > 0 ? kept->view : view_read;
+  const Place& at = Room::kKeptBytes > 0 ? kept->at : at_read;
+  if (static_cast<int>(blockIdx.x) / args.cluster * args.cluster >= active_blocks(args, at)) {
+    // No block of this cluster has anything to do.
+    copy_wait<0>();
+    __syncthreads();
+    if (tid == 0) length_advance(args, view, session, at.n);
+    return;
+  }
+
+  const Tiles<R, kQuant> tiles(at);
+  Loader<R, kQuant> loader{args, view, at, tiles, session, kv, {0, 0}};
+  const auto tile_issue = [&](int index) {
+    if (index < tiles.count) {
+      const int stage = index % args.stages;
+      loader.load(index, shared_address(stages + stage * Room::kStageBytes),
+                  shared_address(metas + stage * Room::kMetaFloats));
+      loader.pages_fetch(index + 1);
+    }
+    copy_commit();
+  };
+  loader.pages_fetch(0);
+  for (int i = 0; i < args.stages - 1; ++i) tile_issue(i);
+
+  if (at.owns_newest_token() && head_group == 0) token_store<R>(args, view, at, session, kv);
+
+  // Before the queries take the registers; its room is what they leave.
+  NewGroup<R> made;
+  int made_tile = -1;
+  int made_row = -1;
+  if (at.owns_newest_group()) {
+    made = group_condense<R>(args, view, at, session, kv, head_group == 0,
+                             reinterpret_cast<float*>(query_room + R::kRows * R::kStride));
+    made_tile = (at.groups - 1 - at.first) / kTile;
+    made_row = (at.groups - 1 - at.first) % kTile;
+  }
+
+  // Queries as fragments: heads are rows, this warp's half of the key's columns.
+  const int half = warp / 4;
+  std::uint32_t query[kHeadTiles][kSteps][4];
+  copy_wait_for(args.stages - 1);
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      matrix_load(query[h][k],
+                  shared_address(query_room + R::offset(h * 16 + lane % 16,
+                                                        (half * kSteps + k) * 2 + lane / 16)));
+    }
+  }
+
+  if (tid < R::kRows) stats[tid] = {-INFINITY, 0.f};
+  float result[kHeadTiles][kColumns / 8][4];
+#pragma unroll
+  for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+    for (int c = 0; c < kColumns / 8; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) result[h][c][i] = 0.f;
+    }
+  }
+
+  for (int index = 0; index < tiles.count; ++index) {
+    const Tile tile = tiles(at, index);
+    unsigned char* const stage = stages + index % args.stages * Room::kStageBytes;
+    float* const meta = metas + index % args.stages * Room::kMetaFloats;
+    copy_wait_for(args.stages - 2);
+    if (index == made_tile) {
+      if (!kQuant) made.put(stage, made_row);
+      if (tid == 0) meta[made_row] = made.bias;
+    }
+    __syncthreads();
+    tile_issue(index + args.stages - 1);  // where tile index − 1 was: nobody reads that any more
+
+    const unsigned char* rows = stage;
+    float* scores = scores_apart;
+    if constexpr (kQuant) {
+      if (!Room::kScoresApart) scores = reinterpret_cast<float*>(tile.groups ? stage : work);
+      if (tile.groups) {
+        const int skip = index == made_tile ? made_row : -1;
+        tile_dequantise<R>(args.step.pool.type, stage, meta + kTile, tile, skip, work);
+        if (skip >= 0) made.put(work, skip);
+        rows = work;
+        __syncthreads();
+      }
+    }
+
+    // Scores of 16 entries with this warp's half of the key.
+    const int entries = warp % 4 * 16;
+    if (entries < tile.count) {
+      float score[kHeadTiles][kChains][2][4] = {};
+      const int row = entries + lane / 16 * 8 + lane % 8;
+      const int odd = lane / 8 % 2;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        std::uint32_t key[4];  // entries 0–7: columns 0–7, 8–15; entries 8–15: the same
+        matrix_load(key, shared_address(rows + R::offset(row, (half * kSteps + k) * 2 + odd)));
+#pragma unroll
+        for (int h = 0; h < kHeadTiles; ++h) {
+          multiply(score[h][k % kChains][0], query[h][k], key[0], key[1]);
+          multiply(score[h][k % kChains][1], query[h][k], key[2], key[3]);
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+          for (int low = 0; low < 2; ++low) {
+            float2 value{score[h][0][e][2 * low], score[h][0][e][2 * low + 1]};
+            if constexpr (kChains == 2) {
+              value.x += score[h][1][e][2 * low];
+              value.y += score[h][1][e][2 * low + 1];
+            }
+            const int head = h * 16 + lane / 4 + 8 * low;
+            const int pair = entries / 2 + e * 4 + lane % 4;
+            // Pairs are permuted by row, so that eight rows are written without conflicts.
+            reinterpret_cast<float2*>(scores + (half * R::kRows + head) *
+                                                   kTile)[pair ^ (head & 3) * 4] = value;
+          }
+        }
+      }
+    }
+    __syncthreads();
+
+    // Softmax: this warp's two heads of every 16; a lane has entries 2·lane and 2·lane + 1.
+    const float factor = args.step.scale * kLog2e;
+    float bias[2] = {0.f, 0.f};
+    if (tile.groups) {
+      const bool stored = args.step.pool.bias != nullptr;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        bias[e] = (stored ? meta[2 * lane + e] : args.bias_all) * kLog2e;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int head = h * 16 + warp * 2 + i;
+        const int pair = lane ^ (head & 3) * 4;
+        const float2 low = reinterpret_cast<const float2*>(scores + head * kTile)[pair];
+        const float2 high =
+            reinterpret_cast<const float2*>(scores + (R::kRows + head) * kTile)[pair];
+        float x = (low.x + high.x) * factor + bias[0];
+        float y = (low.y + high.y) * factor + bias[1];
+        x = 2 * lane < tile.count ? x : -INFINITY;
+        y = 2 * lane + 1 < tile.count ? y : -INFINITY;
+        const float2 before = stats[head];
+        const float best = fmaxf(before.x, warp_max(fmaxf(x, y)));
+        const float keep = exp2f(before.x - best);
+        x = exp2f(x - best);
+        y = exp2f(y - best);
+        const float after = before.y * keep + warp_sum(x + y);
+        *reinterpret_cast<std::uint32_t*>(weights + head * (kTile * 2) +
+                                          (lane / 4 ^ (head & 7)) * 16 + lane % 4 * 4) =
+            pair_bits(x, y);
+        if (lane == 0) {  // the other lanes read it before the shuffles
+          rescale[head] = keep;
+          stats[head] = {best, after};
+        }
+      }
+    }
+    __syncthreads();
+
+    // Values: this warp's columns.
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+      const float upper = rescale[h * 16 + lane / 4];
+      const float lower = rescale[h * 16 + lane / 4 + 8];
+#pragma unroll
+      for (int c = 0; c < kColumns / 8; ++c) {
+        result[h][c][0] *= upper;
+        result[h][c][1] *= upper;
+        result[h][c][2] *= lower;
+        result[h][c][3] *= lower;
+      }
+    }
+    const int first_chunk = (R::kValueAt + warp * kColumns) / 8;
+#pragma unroll
+    for (int k = 0; k < kTile / 16; ++k) {
+      if (k * 16 >= tile.count) break;  // rows beyond are not even zeros
+      std::uint32_t weight[kHeadTiles][4];
+#pragma unroll
+      for (int h = 0; h < kHeadTiles; ++h) {
+        const int head = h * 16 + lane % 16;
+        matrix_load(weight[h], shared_address(weights + head * (kTile * 2) +
+                                              ((k * 2 + lane / 16) ^ (head & 7)) * 16));
+      }
+      const int row = k * 16 + lane % 16;
+      if constexpr (kColumns == 8) {
+        std::uint32_t value[2];
+        matrix_load_transposed(value, shared_address(rows + R::offset(row, first_chunk)));
+#pragma unroll
+        for (int h = 0; h < kHeadTiles; ++h) {
+          multiply(result[h][0], weight[h], value[0], value[1]);
+        }
+      } else {
+#pragma unroll
+        for (int c = 0; c < kColumns / 16; ++c) {
+          std::uint32_t value[4];  // columns 0–7: entries 0–7, 8–15; columns 8–15: the same
+          matrix_load_transposed(
+              value, shared_address(rows + R::offset(row, first_chunk + 2 * c + lane / 16)));
+#pragma unroll
+          for (int h = 0; h < kHeadTiles; ++h) {
+            multiply(result[h][2 * c], weight[h], value[0], value[1]);
+            multiply(result[h][2 * c + 1], weight[h], value[2], value[3]);
+          }
+        }
+      }
+    }
+  }
+
+  // The block's result to shared memory, over the tiles.
+  copy_wait<0>();
+  __syncthreads();
+  auto* const results = reinterpret_cast<float*>(shared);
+  int* const flag = reinterpret_cast<int*>(results + R::kRows * Room::kResultStride);
+#pragma unroll
+  for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+    for (int c = 0; c < kColumns / 8; ++c) {
+      const int column = warp * kColumns + c * 8 + lane % 4 * 2;
+#pragma unroll
+      for (int low = 0; low < 2; ++low) {
+        const int head = h * 16 + lane / 4 + 8 * low;
+        *reinterpret_cast<float2*>(results + head * Room::kResultStride + column) = {
+            result[h][c][2 * low], result[h][c][2 * low + 1]};
+      }
+    }
+  }
+  if (args.cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  results_reduce<R>(args, at, session, heads, results, Room::kResultStride, stats, flag);
+  if (tid == 0) length_advance(args, view, session, at.n);
+}
+
+/// Launches one instance.
+template <typename R, bool kQuant>
+void kernel_launch(Args args, cudaStream_t stream) {
+  using Room = Memory<R, kQuant>;
+  args.stages = Room::stages(device().shared_bytes);
+  const int bytes = Room::bytes(args.stages);
+  static const bool ready = [&] {
+    check(cudaFuncSetAttribute(decode_kernel<R, kQuant>,
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "preparing the decode kernel");
+    return true;
+  }();
+  static_cast<void>(ready);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(args.blocks), static_cast<unsigned>(args.jobs),
+                        static_cast<unsigned>(args.step.batch));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  if (args.cluster > 1) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(args.cluster);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
+  check(cudaLaunchKernelEx(&config, decode_kernel<R, kQuant>, args), "a decode step");
+}
+
+}  // namespace lca::cuda::decoding

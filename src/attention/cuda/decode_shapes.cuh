@@ -1,0 +1,13 @@
+#pragma once
+/// The widths that have a tensor-core decode kernel.
+
+#include "attention/cuda/decode_tiles.cuh"
+
+namespace lca::cuda::decoding {
+
+using MlaWide = Row<Form::mla, 512, 64, 1>;
+using MlaNarrow = Row<Form::mla, 256, 32, 3>;
+using GqaWide = Row<Form::gqa, 128, 128, 1>;
+using GqaNarrow = Row<Form::gqa, 64, 64, 1>;
+
+}  // namespace lca::cuda::decoding

@@ -1,0 +1,14 @@
+#pragma once
+/// Made-up values on the GPU.
+
+#include "attention/cuda/views.h"
+
+namespace lca::cuda {
+
+/// Values that are nearly normal, different for every index and seed.
+void random_fill(bf16* data, std::int64_t count, float deviation, std::uint32_t seed,
+                 cudaStream_t stream);
+void random_fill(float* data, std::int64_t count, float deviation, std::uint32_t seed,
+                 cudaStream_t stream);
+
+}  // namespace lca::cuda
