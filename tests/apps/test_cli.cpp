@@ -147,9 +147,18 @@ TEST(CommandLine, WhatIsWrongFitsOneLineAndExitsWithTwo) {
       {"--threads", "0", "plan", "--shape", "qwen-7b"},
       with(op, {"--backend", "cuda"}),
       with(op, {"--backend", "gpu"}),
+      with(op, {"--backend", "cuda", "--kernels", "slow"}),
+      with(op, {"--backend", "cuda", "--groups", "fp4"}),
+      with(op, {"--kernels", "portable"}),
+      with(op, {"--backend", "reference", "--groups", "fp8"}),
       with(op, {"--prefill", "0"}),
       with(bench, {"--backend", "cuda"}),
       with(bench, {"--backend", "reference"}),
+      with(bench, {"--backend", "cuda", "--batch", "0"}),
+      with(bench, {"--backend", "cuda", "--dtype", "f32"}),
+      with(bench, {"--batch", "1"}),
+      with(bench, {"--kernels", "fast"}),
+      with(bench, {"--groups", "int8"}),
   };
   for (const char* text : {"0", "-1", "", " ", "nan", "1e5", "1.5", "0x10", "128KK", "K", "2000G",
                            "99999999999999999999999999", "1024,", "+5"}) {

@@ -104,8 +104,8 @@ __device__ void results_reduce(const Args& args, const Place& at, int session, c
                                int* flag) {
   const int tid = static_cast<int>(threadIdx.x);
   const int cluster = args.cluster;
-  const int rank = static_cast<int>(blockIdx.x) % cluster;
-  const int block = static_cast<int>(blockIdx.x) / cluster;
+  const int rank = static_cast<int>(blockIdx.x);
+  const int block = static_cast<int>(blockIdx.z);  // of clusters
   const int active = active_blocks(args, at);
   const int partials = (active + cluster - 1) / cluster;
   const int width = R::kValue / cluster;  // columns of this block
@@ -189,14 +189,15 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   const int tid = static_cast<int>(threadIdx.x);
   const int warp = tid / 32;
   const int lane = tid % 32;
-  const int session = static_cast<int>(blockIdx.z);
+  // Clusters of all sessions first, then second ones, …: those without entries come last.
+  const int session = static_cast<int>(blockIdx.y) / args.jobs;
+  const int job = static_cast<int>(blockIdx.y) % args.jobs;
   const int sharing = args.sharing;
   const int head_groups = (sharing + R::kRows - 1) / R::kRows;
-  const int kv = R::kMla ? 0 : static_cast<int>(blockIdx.y) / head_groups;
-  const int head_group = static_cast<int>(blockIdx.y) % head_groups;
+  const int kv = R::kMla ? 0 : job / head_groups;
+  const int head_group = job % head_groups;
   const Heads heads{kv * sharing + head_group * R::kRows,
-                    min(R::kRows, sharing - head_group * R::kRows),
-                    session * args.jobs + static_cast<int>(blockIdx.y)};
+                    min(R::kRows, sharing - head_group * R::kRows), static_cast<int>(blockIdx.y)};
 
   // Queries need nothing but the launch: first of all. They pass through room that no tile has yet.
   unsigned char* const query_room = kQuant ? work : stages + (args.stages - 1) * Room::kStageBytes;
@@ -214,7 +215,8 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   copy_commit();
 
   const SessionView view_read = args.step.sessions[session];
-  const Place at_read = place_of(args, view_read, static_cast<int>(blockIdx.x));
+  const Place at_read =
+      place_of(args, view_read, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
   // With three tiles of heads there are no registers for these.
   auto* const kept = reinterpret_cast<Kept*>(stats + R::kRows);
   if constexpr (Room::kKeptBytes > 0) {
@@ -223,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   }
   const SessionView& view = Room::kKeptBytes > 0 ? kept->view : view_read;
   const Place& at = Room::kKeptBytes > 0 ? kept->at : at_read;
-  if (static_cast<int>(blockIdx.x) / args.cluster * args.cluster >= active_blocks(args, at)) {
+  if (static_cast<int>(blockIdx.z) * args.cluster >= active_blocks(args, at)) {
     // No block of this cluster has anything to do.
     copy_wait<0>();
     __syncthreads();
@@ -477,8 +479,9 @@ void kernel_launch(Args args, cudaStream_t stream) {
   }();
   static_cast<void>(ready);
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(args.blocks), static_cast<unsigned>(args.jobs),
-                        static_cast<unsigned>(args.step.batch));
+  config.gridDim =
+      dim3(static_cast<unsigned>(args.cluster), static_cast<unsigned>(args.step.batch * args.jobs),
+           static_cast<unsigned>(args.blocks / args.cluster));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
   config.stream = stream;

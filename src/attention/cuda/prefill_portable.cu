@@ -7,8 +7,8 @@
 // (MLA d_n + d_r, GQA d) is padded with zeros to a multiple of 16, d_v to kValue.
 //
 // How data moves. Q lies in shared memory for the whole walk; there is one buffer for K and one for
-// V, and each is filled while the other is used: V(i) arrives under Q·K(i)ᵀ, K(i + 1) under the
-// softmax and P·V(i). So a block needs only (kWarps·16 + 64)·(width + 8)·2 + 64·(kValue + 8)·2
+// V, and each is filled while the other is used: V(i) arrives under Q·K(i)ᵀ and the softmax,
+// K(i + 1) under P·V(i). So a block needs only (kWarps·16 + 64)·(width + 8)·2 + 64·(kValue + 8)·2
 // bytes: 94,208 at 192 | 128, two blocks on a Hopper SM, one on an SM with 99 KiB. The 8 elements
 // behind each row make row strides odd multiples of 16 bytes, so that ldmatrix has no bank
 // conflicts; K's also carry the row's bias. Rows that no query of the tile sees are filled with
@@ -26,8 +26,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention/cuda/warp_ops.cuh"
+
 namespace lca::cuda {
 namespace {
+
+using namespace warp_ops;
 
 constexpr int kKeys = 64;        // keys of a block
 constexpr int kPad = 8;          // elements behind each row in shared memory
@@ -67,90 +71,6 @@ struct Job {
   int run_count;
   TileRun runs[kInlineRuns];
 };
-
-// --- instructions --------------------------------------------------------------------------------
-
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// 16 bytes to shared memory; zeros, and nothing is read, where not valid.
-__device__ __forceinline__ void copy16(bf16* to, const bf16* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 16 : 0)
-               : "memory");
-}
-
-__device__ __forceinline__ void copy4(float* to, const float* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 4 : 0)
-               : "memory");
-}
-
-// threadIdx.x, read anew: what follows from it is worked out again where it is needed instead of
-// being kept in registers over the whole loop.
-__device__ __forceinline__ unsigned thread_again() {
-  unsigned thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
-// Waits for all copies of this thread.
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Four 8×8 matrices; lane l gives the address of row l % 8 of matrix l / 8, and gets elements
-// (l / 4, 2·(l % 4)) and the next in the row of each.
-__device__ __forceinline__ void matrices_load(std::uint32_t (&to)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
-
-// The same with each matrix transposed: the lane gets (2·(l % 4), l / 4) and the next in the
-// column.
-__device__ __forceinline__ void matrices_load_transposed(std::uint32_t (&to)[4],
-                                                         std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
-
-// c[16×8] += a[16×16]·b[16×8]. With r = lane / 4 and q = lane % 4: a0 (r, 2q), a1 (r + 8, 2q), a2
-// (r, 2q + 8), a3 (r + 8, 2q + 8); b0 (2q, r), b1 (2q + 8, r); c0 c1 (r, 2q), c2 c3 (r + 8, 2q).
-// Each register of a and b holds that element and the next along the inner dimension.
-__device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4],
-                                             std::uint32_t b0, std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ float power2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two floats as bf16, the first in the lower half.
-__device__ __forceinline__ std::uint32_t pack(float first, float second) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-
-// The maximum (sum) over the four lanes that hold one row of a fragment.
-__device__ __forceinline__ float row_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-__device__ __forceinline__ float row_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
 
 // The lowest `count` bits, of 64 at most.
 __device__ __forceinline__ std::uint64_t ones(int count) {
@@ -470,14 +390,15 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
       if (!all) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          // A bit for each column: from `begin` to the row's end, less what lies between sink and
-          // window; then those of this lane move to constant places.
+          // A bit for each column: what was loaded, up to the row's own token, less what lies
+          // between sink and window; then those of this lane move to constant places.
           const RowView row = view(warp * 16 + static_cast<int>(lane / 4) + 8 * r);
           std::uint64_t seen;
           if (block.groups) {
             seen = ones(row.groups - block.first);
           } else {
-            seen = ones(row.position + 1 - block.first) & ~ones(block.begin - block.first);
+            seen = ones(min(row.position + 1, block.end) - block.first) &
+                   ~ones(block.begin - block.first);
             seen &= ~ones(row.window_begin - block.first) | ones(window.sink - block.first);
           }
           seen >>= lane % 4 * 2;

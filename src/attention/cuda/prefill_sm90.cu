@@ -2,7 +2,8 @@
 ///
 /// Shapes     a tile is 64·C queries of one head (C consumer warp groups), a block 128 keys.
 ///            Score width 128+64, 64+32 (MLA), 128, 64 (GQA); value width 128, 64, 128, 64.
-/// Moving     one producer thread fills a ring of K and V blocks by TMA: no-position and RoPE parts
+/// Moving     a producer warp group: one thread fills rings of K and V blocks by TMA: no-position
+/// and RoPE parts
 ///            are boxes of their own tensors side by side in one stage, so the RoPE key that all
 ///            heads of MLA share is never copied per head. Consumers multiply with wgmma from
 ///            shared memory; probabilities stay in registers. While one warp group exponentiates,
@@ -25,6 +26,8 @@
 
 #include "attention/cuda/hopper.cuh"
 #include "attention/cuda/prefill.h"
+#include "attention/cuda/prefill_tiles.cuh"
+#include "attention/cuda/tensor_map.h"
 
 namespace lca::cuda {
 namespace {
@@ -34,7 +37,7 @@ namespace {
 constexpr float kLazyRescale = 8.0f;
 
 constexpr int kConsumers = 2;  // warp groups that multiply
-constexpr int kQueries = 64 * kConsumers;
+static_assert(kQueries == 64 * kConsumers);
 constexpr int kThreads = 128 * (kConsumers + 1);
 // What the producer gives up is what the consumers take: 168 registers each at the start.
 constexpr int kProducerRegisters = 24;
@@ -52,20 +55,13 @@ struct Config {
   static_assert(Keys >= kQueries && Keys % 16 == 0);
 };
 
-/// A run as the kernel sees it.
-struct RunWork {
-  std::int64_t query_row, exact_row, group_row;
-  std::int32_t query_first, query_count, exact_gone, groups;
-  std::int32_t tiles, first_item;
-};
-
 constexpr int kInlineRuns = 16;  // more lie in device memory
 
 struct Params {
   Layout32 layout;
   const RunWork* table;
   int runs, items;
-  int heads, heads_per_kv, heads_at_once;
+  Heads heads;
   float scale_log2, inverse_scale;
   const float* bias;
   int bias_heads;   // KV heads of `bias`
@@ -79,41 +75,6 @@ struct Params {
 struct Maps {
   CUtensorMap q_nope, q_rope, k_nope, k_rope, value, group_nope, group_rope, group_value;
 };
-
-/// One item of work, as the producer hands it to the consumers.
-struct Tile {
-  std::int64_t query_row;     // of the first query, in out and lse
-  std::int64_t group_row;     // of representative 0
-  std::int32_t rows;          // 0: no more work
-  std::int32_t head, kv;
-  std::int32_t first, last;   // positions of queries
-  std::int32_t local_blocks, sink_blocks, group_blocks;
-  std::int32_t low_all;       // lowest position that every query sees through its window
-  std::int32_t groups_all;    // representatives that every query sees
-  std::int32_t floor;         // exact tokens below are not held
-  std::int32_t sink;          // tokens in sink blocks
-  std::int32_t groups;        // representatives there are
-  std::int32_t merged;        // sink and window touch: local blocks hold both
-  std::int32_t exact_base;    // row of position 0, for local blocks
-  std::int32_t sink_base;     // the same for sink blocks
-
-  __device__ int blocks() const { return local_blocks + sink_blocks + group_blocks; }
-};
-
-enum class BlockKind { local, sink, groups };
-
-struct Block {
-  BlockKind kind;
-  int base;  // position, or representative, of its first key
-};
-
-template <int kKeys>
-__device__ __forceinline__ Block tile_block(const Tile& tile, int n) {
-  if (n < tile.local_blocks) return {BlockKind::local, tile.last + 1 - kKeys * (n + 1)};
-  n -= tile.local_blocks;
-  if (n < tile.sink_blocks) return {BlockKind::sink, kKeys * n};
-  return {BlockKind::groups, kKeys * (tile.group_blocks - 1 - (n - tile.sink_blocks))};
-}
 
 template <typename C>
 struct Shared {
@@ -141,39 +102,6 @@ struct Turn {
 };
 
 // --- producer ----------------------------------------------------------------------------------
-
-template <typename C>
-__device__ __forceinline__ void tile_fill(const Params& p, const RunWork& run, int item,
-                                          Tile& tile) {
-  const int local = item - run.first_item;
-  const int group_items = run.tiles * p.heads_at_once;
-  const int group = local / group_items;
-  const int rest = local - group * group_items;
-  const int heads = min(p.heads_at_once, p.heads - group * p.heads_at_once);
-  const int index = run.tiles - 1 - rest / heads;  // the last queries see the most
-  tile.head = group * p.heads_at_once + rest % heads;
-  tile.kv = tile.head / p.heads_per_kv;
-  tile.query_row = run.query_row + index * kQueries;
-  tile.group_row = run.group_row;
-  tile.rows = min(kQueries, run.query_count - index * kQueries);
-  tile.first = run.query_first + index * kQueries;
-  tile.last = tile.first + tile.rows - 1;
-  const BasicVisible<std::int32_t> a = p.layout.visible(tile.first);
-  const BasicVisible<std::int32_t> b = p.layout.visible(tile.last);
-  tile.merged = a.window.begin == a.sink.end;
-  const int low = tile.merged ? 0 : a.window.begin;
-  tile.low_all = b.window.begin == b.sink.end ? 0 : b.window.begin;
-  tile.sink = b.sink.end;
-  tile.groups_all = a.groups;
-  tile.groups = run.groups;
-  constexpr int kKeys = C::kKeys;
-  tile.local_blocks = (tile.last + 1 - low + kKeys - 1) / kKeys;
-  tile.sink_blocks = tile.merged ? 0 : (tile.sink + kKeys - 1) / kKeys;
-  tile.group_blocks = (b.groups + kKeys - 1) / kKeys;
-  tile.floor = run.exact_gone > 0 ? p.layout.sink + run.exact_gone : 0;
-  tile.exact_base = static_cast<int>(run.exact_row - run.exact_gone);
-  tile.sink_base = static_cast<int>(run.exact_row);
-}
 
 constexpr auto kStream = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kKeep = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
@@ -206,7 +134,7 @@ __device__ __forceinline__ void schedule(const Params& p, Shared<C>& shared) {
     shared.tile_empty[k & 1].wait((k >> 1 & 1) ^ 1);
     if (item < p.items) {
       while (run + 1 < p.runs && item >= runs[run + 1].first_item) ++run;
-      tile_fill<C>(p, runs[run], item, tile);
+      tile_fill<C::kKeys>(p.layout, p.heads, runs[run], item, tile);
     } else {
       tile.rows = 0;
     }
@@ -214,12 +142,6 @@ __device__ __forceinline__ void schedule(const Params& p, Shared<C>& shared) {
     if (item >= p.items) return;
     item = next;
   }
-}
-
-/// Row of a block's first key in its tensors.
-__device__ __forceinline__ int block_row(const Tile& tile, const Block& block) {
-  if (block.kind == BlockKind::groups) return block.base + static_cast<int>(tile.group_row);
-  return block.base + (block.kind == BlockKind::sink ? tile.sink_base : tile.exact_base);
 }
 
 /// Fills the rings of keys and values.
@@ -239,10 +161,9 @@ __device__ __forceinline__ void load(const Maps& maps, Shared<C>& shared) {
         const bool groups = block.kind == BlockKind::groups;
         shared.key_empty[key.slot].wait(key.phase ^ 1);
         shared.key_full[key.slot].arrive_and_expect_tx(C::kKeyBytes);
-        rows_load<kKeys, C::kNope, C::kRope>(groups ? maps.group_nope : maps.k_nope,
-                                             groups ? maps.group_rope : maps.k_rope,
-                                             shared.key_full[key.slot], shared.key[key.slot], kv, 0,
-                                             block_row(tile, block), kKeep);
+        rows_load<kKeys, C::kNope, C::kRope>(
+            groups ? maps.group_nope : maps.k_nope, groups ? maps.group_rope : maps.k_rope,
+            shared.key_full[key.slot], shared.key[key.slot], kv, 0, block_row(tile, block), kKeep);
         key.next();
       }
       if (n == 0) {
@@ -279,12 +200,22 @@ __device__ __forceinline__ void load_bias(const Params& p, Shared<C>& shared) {
     const int blocks = tile.blocks();
     for (int n = 0; n < blocks; ++n) {
       const Block block = tile_block<C::kKeys>(tile, n);
-      shared.key_empty[key.slot].wait(key.phase ^ 1);
-      if (block.kind == BlockKind::groups) {
+      const bool groups = block.kind == BlockKind::groups;
+      float values[(C::kKeys + 31) / 32];
+      if (groups) {  // on their way before there is room for them
         const float* bias = p.bias + tile.group_row * p.bias_heads + tile.kv % p.bias_heads;
-        for (int c = lane; c < C::kKeys; c += 32) {
-          const std::int64_t at = min(block.base + c, tile.groups - 1);  // the rest is masked
-          shared.bias[key.slot][c] = __ldg(bias + at * p.bias_heads);
+#pragma unroll
+        for (int c = 0; c < C::kKeys; c += 32) {
+          const std::int64_t at =
+              min(block.base + c + lane, tile.groups - 1);  // the rest is masked
+          values[c / 32] = __ldg(bias + at * p.bias_heads);
+        }
+      }
+      shared.key_empty[key.slot].wait(key.phase ^ 1);
+      if (groups) {
+#pragma unroll
+        for (int c = 0; c < C::kKeys; c += 32) {
+          if (c + lane < C::kKeys) shared.bias[key.slot][c + lane] = values[c / 32];
         }
         __syncwarp();
       }
@@ -297,52 +228,6 @@ __device__ __forceinline__ void load_bias(const Params& p, Shared<C>& shared) {
 }
 
 // --- consumers ---------------------------------------------------------------------------------
-
-/// What one row of a tile sees.
-struct Row {
-  int position, low, sink, groups;
-};
-
-__device__ __forceinline__ Row row_of(const Layout32& layout, const Tile& tile, int row) {
-  const int position = min(tile.first + row, tile.last);
-  const BasicVisible<std::int32_t> visible = layout.visible(position);
-  return {position, visible.window.begin, visible.sink.end,
-          visible.groups};
-}
-
-/// The columns of one block that one row sees: `count` from `low` on, and those below `sink`.
-struct Span {
-  int low;
-  unsigned count;
-  int sink;
-};
-
-__device__ __forceinline__ Span row_span(const Row& row, const Tile& tile, BlockKind kind) {
-  if (kind == BlockKind::groups) return {0, static_cast<unsigned>(row.groups), 0};
-  if (kind == BlockKind::sink) {
-    return {0, static_cast<unsigned>(min(row.position + 1, row.sink)), 0};
-  }
-  const bool gap = row.low > row.sink;
-  const int low = tile.merged && !gap ? 0 : row.low;
-  return {low, static_cast<unsigned>(max(row.position + 1 - low, 0)),
-          tile.merged && gap ? row.sink : 0};
-}
-
-template <int kKeys>
-__device__ __forceinline__ bool block_needs_mask(const Tile& tile, const Block& block) {
-  if (block.kind == BlockKind::groups) return block.base + kKeys > tile.groups_all;
-  if (block.kind == BlockKind::sink) return true;
-  return block.base < tile.low_all || block.base + kKeys - 1 > tile.first;
-}
-
-/// Rows [begin, end) of a block hold what the run owns; the others may hold anything, and even a
-/// probability of zero does not cancel a NaN.
-template <int kKeys>
-__device__ __forceinline__ int2 block_owned(const Tile& tile, const Block& block) {
-  if (block.kind == BlockKind::groups) return {0, min(kKeys, tile.groups - block.base)};
-  if (block.kind == BlockKind::sink) return {0, min(kKeys, tile.sink - block.base)};
-  return {max(0, tile.floor - block.base), kKeys};
-}
 
 /// Accumulator i of a thread: row lane/4 (+ 8 where i & 2), column 8·(i/4) + 2·(lane%4) + (i & 1).
 template <typename C>
@@ -375,15 +260,11 @@ class Consumer {
   static constexpr int kOutputs = C::kValue / 2;  // and of PV
 
   __device__ __forceinline__ void warp_release(Barrier& barrier) {
+    __syncwarp();
     if (lane_ == 0) barrier.arrive();
   }
-#ifdef NOPP
-  __device__ __forceinline__ void turn_take() {}
-  __device__ __forceinline__ void turn_pass() {return;
-#else
   __device__ __forceinline__ void turn_take() { NamedBarrier::sync(256, group_); }
   __device__ __forceinline__ void turn_pass() {
-#endif
     NamedBarrier::arrive(256, group_ + 1 == kConsumers ? 0 : group_ + 1);
   }
 
@@ -402,8 +283,7 @@ class Consumer {
     for (int c = 0; c < C::kRope; c += 16) {
       constexpr int kRow = C::kRope == 32 ? 64 : 128;
       product_shared<kKeys>(
-          s_,
-          descriptor<kRow>(query_, C::kNope * kQueries * 2 + c * 2) + group_ * (64 * kRow / 16),
+          s_, descriptor<kRow>(query_, C::kNope * kQueries * 2 + c * 2) + group_ * (64 * kRow / 16),
           descriptor<kRow>(k, C::kNope * kKeys * 2 + c * 2), true);
     }
     cute::warpgroup_commit_batch();
@@ -582,7 +462,7 @@ class Consumer {
       const float inverse = __fdividef(1.0f, sum);
       const int row = row_ + 8 * r;
       const bool real = row < tile.rows;
-      const std::int64_t at = (tile.query_row + row) * p_.heads + tile.head;
+      const std::int64_t at = (tile.query_row + row) * p_.heads.all + tile.head;
       if (real && quad == 0 && p_.lse != nullptr) {
         p_.lse[at] = (top_[r] + __log2f(sum)) * 0.6931471805599453f;
       }
@@ -592,7 +472,8 @@ class Consumer {
         std::uint32_t chunk[4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          chunk[c] = pack_bf16(o_[i + 4 * c + 2 * r] * inverse, o_[i + 4 * c + 2 * r + 1] * inverse);
+          chunk[c] =
+              pack_bf16(o_[i + 4 * c + 2 * r] * inverse, o_[i + 4 * c + 2 * r + 1] * inverse);
         }
         quad_transpose(chunk, quad);
         if (real) {
@@ -658,52 +539,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 [[noreturn]] void fail(const char* what) { throw Error(ErrorKind::failure, what); }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                           cudaEnableDefault, &found),
-          "asking the driver for tensor maps");
-    if (found != cudaDriverEntryPointSuccess) fail("the GPU driver has no tensor maps; update it");
-    return reinterpret_cast<EncodeTiled>(entry);
-  }();
-  return function;
-}
-
-/// Boxes of `box_rows` rows × up to 64 columns of one head.
-CUtensorMap tensor_map(const HeadRows& rows, std::int64_t heads, std::int64_t count, int box_rows) {
-  CUtensorMap map{};
-  const int columns = std::min(rows.width, 64);
-  const bool shared = rows.head_stride == 0;
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(rows.width),
-                               shared ? 1 : static_cast<cuuint64_t>(heads),
-                               static_cast<cuuint64_t>(std::max<std::int64_t>(count, 1))};
-  const std::int64_t head_stride = shared ? rows.row_stride : rows.head_stride;
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(head_stride) * 2,
-                                 static_cast<cuuint64_t>(rows.row_stride) * 2};
-  const cuuint32_t box[3] = {static_cast<cuuint32_t>(columns), 1,
-                             static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t ones[3] = {1, 1, 1};
-  const CUresult result = encode_tiled()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
-      const_cast<void*>(static_cast<const void*>(rows.data)), sizes, strides, box, ones,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) fail("the GPU driver refused a tensor map");
-  return map;
-}
-
-bool tensor_fits(const HeadRows& rows) {
-  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.row_stride % 8 == 0 &&
-         rows.head_stride % 8 == 0;
-}
-
 bool keys_fit(const KeyRows& keys) {
-  return tensor_fits(keys.nope) && tensor_fits(keys.rope) && tensor_fits(keys.value);
+  return tensor_map_fits(keys.nope) && tensor_map_fits(keys.rope) && tensor_map_fits(keys.value);
 }
 
 /// Heads whose representatives stay in the L2 cache together.
@@ -723,8 +560,6 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
   const int kv_heads = gqa ? problem.kv_heads : problem.heads;
   Params params{};
   params.layout = layout32(problem.layout);
-  params.heads = problem.heads;
-  params.heads_per_kv = problem.heads / kv_heads;
   params.scale_log2 = problem.scale * 1.4426950408889634f;
   params.inverse_scale = 1.0f / problem.scale;
   params.bias = problem.bias;
@@ -745,8 +580,7 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
                     static_cast<std::int32_t>(run.query_first),
                     static_cast<std::int32_t>(run.query_count),
                     static_cast<std::int32_t>(run.exact_gone), static_cast<std::int32_t>(groups),
-                    static_cast<std::int32_t>((run.query_count + kQueries - 1) / kQueries),
-                    0});
+                    static_cast<std::int32_t>((run.query_count + kQueries - 1) / kQueries), 0});
   }
   if (work.empty()) return;
   // The longest first: what is left at the end is short.
@@ -761,7 +595,8 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
   if (items > INT32_MAX) fail("too many queries in one call; use smaller chunks");
   params.items = static_cast<int>(items);
   params.runs = static_cast<int>(work.size());
-  params.heads_at_once = heads_at_once(problem, most_groups, C::kNope + C::kValue);
+  params.heads = {problem.heads, problem.heads / kv_heads,
+                  heads_at_once(problem, most_groups, C::kNope + C::kValue)};
   if (work.size() <= kInlineRuns) {
     std::copy(work.begin(), work.end(), params.inline_runs);
   } else {
@@ -799,22 +634,17 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
 }
 
 // One instance for each pair of widths that models have. Narrow heads leave room for longer blocks.
-#ifndef BN1
-#define BN1 128
-#define BN2 128
-#define ST1 3
-#define ST2 2
-#endif
 using V2Lite = Config<128, 64, 128, 128, 2>;
-using MiniCpm3 = Config<64, 32, 64, BN1, ST1>;
-using Gqa128 = Config<128, 0, 128, BN2, ST2>;
-using Gqa64 = Config<64, 0, 64, BN1, ST1>;
+using MiniCpm3 = Config<64, 32, 64, 192, 3>;
+using Gqa128 = Config<128, 0, 128, 176, 2>;
+using Gqa64 = Config<64, 0, 64, 192, 3>;
 
 }  // namespace
 
 bool prefill_has_fast(const Prefill& problem) {
-  if (!tensor_fits(problem.q_nope) || !tensor_fits(problem.q_rope) || !keys_fit(problem.exact) ||
-      !keys_fit(problem.groups) || reinterpret_cast<std::uintptr_t>(problem.out) % 16 != 0) {
+  if (!tensor_map_fits(problem.q_nope) || !tensor_map_fits(problem.q_rope) ||
+      !keys_fit(problem.exact) || !keys_fit(problem.groups) ||
+      reinterpret_cast<std::uintptr_t>(problem.out) % 16 != 0) {
     return false;
   }
   const int nope = problem.q_nope.width, rope = problem.q_rope.width;

@@ -1,0 +1,559 @@
+#pragma once
+/// Decode steps on the GPU against double-precision loops: caches built by hand, several steps that
+/// cross group exits, everything that nobody wrote filled with NaN.
+
+#include <cuda_fp8.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "attention/cuda/condense.h"
+#include "attention/cuda/decode.h"
+#include "core/cuda/device.h"
+#include "cuda/decode_reference.h"
+#include "cuda/support.h"
+
+namespace lca::test {
+
+using cuda::GroupType;
+using cuda::Kernels;
+
+/// What one run tries.
+struct DecodeCase {
+  std::string name;
+  AttentionShape shape;
+  Settings settings;
+  std::vector<std::int64_t> lengths;  ///< before the first step
+  std::int64_t steps = 6;
+  GroupType type = GroupType::bf16;
+  Kernels kernels = Kernels::fast;
+  std::uint64_t seed = 1;
+  int chunk = 0;       ///< entries of a block where not 0, and blocks for a far longer cache
+  bool graph = false;  ///< one captured step, replayed
+  bool outliers = false;
+  double out_tolerance = 5e-3;
+};
+
+inline Settings settings_of(std::int64_t group, std::int64_t window, std::int64_t sink,
+                            Mass mass = Mass::none) {
+  Settings settings;
+  settings.group = group;
+  settings.window = window;
+  settings.sink = sink;
+  settings.mass = mass;
+  return settings;
+}
+
+/// The pool on both sides.
+class DecodePool {
+ public:
+  DecodePool(const DecodeCase& c, std::int64_t rows) : c_(c), rows_(rows) {
+    const AttentionShape& s = c.shape;
+    kv_ = s.kv_heads;
+    const bool mla = s.form == Form::mla;
+    quantised_ = c.type != GroupType::bf16;
+    scales_ = mla ? (s.d_semantic() + cuda::kScaleBlock - 1) / cuda::kScaleBlock : 1;
+    semantic_size_ = quantised_ ? 1 : 2;
+    positional_size_ = quantised_ && !mla ? 1 : 2;
+    const auto bytes = [](std::int64_t n) {
+      return std::vector<std::uint8_t>(static_cast<std::size_t>(n), 0xff);
+    };
+    semantic_ = bytes(rows * kv_ * s.d_semantic() * semantic_size_);
+    positional_ = bytes(rows * kv_ * s.d_positional() * positional_size_);
+    semantic_scale_ = nan_float(rows * kv_ * scales_);
+    positional_scale_ = nan_float(rows * kv_);
+    bias_ = nan_float(rows * kv_);
+  }
+
+  /// Puts a group into row `row` and makes it what readers see.
+  void store(std::int64_t row, std::int64_t kv, DecodedGroup& group) {
+    const std::int64_t at = row * kv_ + kv;
+    const AttentionShape& s = c_.shape;
+    if (s.form == Form::mla) {
+      for (std::int64_t b = 0; b < scales_; ++b) {
+        const std::int64_t first = b * cuda::kScaleBlock;
+        const std::int64_t last = std::min<std::int64_t>(first + cuda::kScaleBlock, s.d_semantic());
+        put(semantic_, semantic_size_, at * s.d_semantic(), group.semantic, first, last,
+            semantic_scale_[static_cast<std::size_t>(at * scales_ + b)]);
+      }
+    } else {
+      put(semantic_, semantic_size_, at * s.d_semantic(), group.semantic, 0, s.d_semantic(),
+          semantic_scale_[static_cast<std::size_t>(at)]);
+    }
+    put(positional_, positional_size_, at * s.d_positional(), group.positional, 0, s.d_positional(),
+        positional_scale_[static_cast<std::size_t>(at)]);
+    bias_[static_cast<std::size_t>(at)] = static_cast<float>(group.bias);
+    group.bias = double_of(bias_[static_cast<std::size_t>(at)]);
+  }
+
+  /// A group as it stands in the pool after `download`. `unit` gets the largest scale.
+  DecodedGroup load(std::int64_t row, std::int64_t kv, double& unit) const {
+    const std::int64_t at = row * kv_ + kv;
+    const AttentionShape& s = c_.shape;
+    DecodedGroup group;
+    unit = 0;
+    for (std::int64_t d = 0; d < s.d_semantic(); ++d) {
+      const std::int64_t b = s.form == Form::mla ? at * scales_ + d / cuda::kScaleBlock : at;
+      const float scale = semantic_scale_[static_cast<std::size_t>(b)];
+      group.semantic.push_back(get(semantic_, semantic_size_, at * s.d_semantic() + d, scale));
+      if (quantised_) unit = std::max(unit, double_of(scale));
+    }
+    const float scale = positional_scale_[static_cast<std::size_t>(at)];
+    for (std::int64_t d = 0; d < s.d_positional(); ++d) {
+      group.positional.push_back(
+          get(positional_, positional_size_, at * s.d_positional() + d, scale));
+    }
+    if (positional_size_ == 1) unit = std::max(unit, double_of(scale));
+    group.bias = double_of(bias_[static_cast<std::size_t>(at)]);
+    return group;
+  }
+
+  cuda::GroupPool upload() {
+    device_semantic_.emplace(semantic_);
+    device_positional_.emplace(positional_);
+    device_semantic_scale_.emplace(semantic_scale_);
+    device_positional_scale_.emplace(positional_scale_);
+    device_bias_.emplace(bias_);
+    cuda::GroupPool pool;
+    pool.type = c_.type;
+    pool.semantic = device_semantic_->data();
+    pool.positional = device_positional_->data();
+    if (quantised_) pool.semantic_scale = device_semantic_scale_->data();
+    if (positional_size_ == 1) pool.positional_scale = device_positional_scale_->data();
+    if (c_.settings.mass == Mass::score) pool.bias = device_bias_->data();
+    return pool;
+  }
+  void download() {
+    semantic_ = device_semantic_->download();
+    positional_ = device_positional_->download();
+    semantic_scale_ = device_semantic_scale_->download();
+    positional_scale_ = device_positional_scale_->download();
+    bias_ = device_bias_->download();
+  }
+
+ private:
+  void put(std::vector<std::uint8_t>& bytes, int size, std::int64_t base,
+           std::vector<double>& values, std::int64_t first, std::int64_t last, float& scale) {
+    float largest = 0;
+    for (std::int64_t d = first; d < last; ++d) {
+      double& value = values[static_cast<std::size_t>(d)];
+      value = double_of(bf16_of(value));
+      largest = std::max(largest, std::abs(static_cast<float>(value)));
+    }
+    const bool int8 = c_.type == GroupType::int8;
+    if (size == 1) scale = largest / (int8 ? 127.f : 448.f);
+    for (std::int64_t d = first; d < last; ++d) {
+      double& value = values[static_cast<std::size_t>(d)];
+      const auto at = static_cast<std::size_t>((base + d) * size);
+      if (size == 2) {
+        const bf16 bits = bf16_of(value);
+        std::memcpy(bytes.data() + at, &bits, 2);
+        continue;
+      }
+      const float x = scale > 0 ? static_cast<float>(value) / scale : 0.f;
+      bytes[at] = int8 ? static_cast<std::uint8_t>(static_cast<std::int8_t>(std::lrint(x)))
+                       : __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+      value = get(bytes, size, base + d, scale);
+    }
+  }
+  double get(const std::vector<std::uint8_t>& bytes, int size, std::int64_t element,
+             float scale) const {
+    const std::uint8_t* from = bytes.data() + element * size;
+    if (size == 2) {
+      bf16 bits;
+      std::memcpy(&bits, from, 2);
+      return double_of(bits);
+    }
+    const float value = c_.type == GroupType::int8
+                            ? static_cast<float>(static_cast<std::int8_t>(*from))
+                            : __half2float(__half(__nv_cvt_fp8_to_halfraw(*from, __NV_E4M3)));
+    return double_of(bf16_of(double_of(value * scale)));
+  }
+
+  const DecodeCase& c_;
+  std::int64_t rows_;
+  std::int64_t kv_ = 1;
+  std::int64_t scales_ = 1;
+  bool quantised_ = false;
+  int semantic_size_ = 2;
+  int positional_size_ = 2;
+  std::vector<std::uint8_t> semantic_, positional_;
+  std::vector<float> semantic_scale_, positional_scale_, bias_;
+  std::optional<DeviceArray<std::uint8_t>> device_semantic_, device_positional_;
+  std::optional<DeviceArray<float>> device_semantic_scale_, device_positional_scale_, device_bias_;
+};
+
+/// One session's memory on the GPU.
+struct DeviceSession {
+  DeviceArray<bf16> semantic, positional;
+  DeviceArray<float> summary;
+  DeviceArray<std::int32_t> pages;
+  std::vector<std::int32_t> page_list;
+  std::int64_t ring = 0;
+};
+
+/// A batch of sessions on the GPU and in double precision, side by side.
+class DecodeRun {
+ public:
+  explicit DecodeRun(const DecodeCase& c) : c_(c), layout_(c.settings), random_(c.seed) {
+    scale_ = static_cast<float>(c.shape.default_scale());
+    const auto batch = static_cast<std::int64_t>(c.lengths.size());
+    std::int64_t pages = 2;
+    for (const std::int64_t length : c.lengths) {
+      pages += (layout_.groups(length + c.steps) + cuda::kPageRows - 1) / cuda::kPageRows;
+    }
+    pool_.emplace(c, pages * cuda::kPageRows);
+    std::vector<std::int32_t> order(static_cast<std::size_t>(pages));
+    std::iota(order.begin(), order.end(), 0);
+    for (std::size_t i = order.size(); i > 1; --i) {
+      std::swap(order[i - 1],
+                order[static_cast<std::size_t>(random_.integer(0, static_cast<int>(i) - 1))]);
+    }
+    std::size_t next = 0;
+    std::vector<std::int32_t> lengths;
+    for (const std::int64_t length : c.lengths) {
+      sessions_.emplace_back(c.shape, c.settings, scale_, length + c.steps, random_, c.outliers);
+      devices_.emplace_back();
+      session_build(sessions_.back(), devices_.back(), length, order, next);
+      lengths.push_back(static_cast<std::int32_t>(length));
+    }
+    lengths_ = DeviceArray<std::int32_t>(lengths);
+    std::vector<cuda::SessionView> views;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const DeviceSession& d = devices_[static_cast<std::size_t>(b)];
+      views.push_back({d.semantic.data(), d.positional.data(), d.pages.data(), d.summary.data(),
+                       lengths_.data() + b, static_cast<int>(d.ring)});
+    }
+    views_ = DeviceArray<cuda::SessionView>(views);
+    const std::int64_t kv = c.shape.kv_heads;
+    queries_ = DeviceArray<bf16>(nan_bf16(batch * c.shape.heads * sessions_[0].d_query()));
+    semantic_ = DeviceArray<bf16>(nan_bf16(batch * kv * c.shape.d_semantic()));
+    positional_ = DeviceArray<bf16>(nan_bf16(batch * kv * c.shape.d_positional()));
+    out_ = DeviceArray<bf16>(nan_bf16(batch * c.shape.heads * c.shape.d_semantic()));
+    lse_ = DeviceArray<float>(nan_float(batch * c.shape.heads));
+    step_.shape = c.shape;
+    step_.settings = c.settings;
+    step_.scale = scale_;
+    step_.pool = pool_->upload();
+    step_.sessions = views_.data();
+    step_.batch = static_cast<int>(batch);
+    step_.queries = queries_.data();
+    step_.semantic = semantic_.data();
+    step_.positional = positional_.data();
+    step_.out = out_.data();
+    step_.lse = lse_.data();
+
+    // A plan need only be about right: one for a far longer cache cuts a short one into many.
+    std::vector<std::int64_t> planned = c.lengths;
+    if (c.chunk > 0) planned.assign(planned.size(), 131072);
+    const std::int64_t longest = *std::max_element(planned.begin(), planned.end()) + c.steps;
+    plan_ = cuda::decode_plan(c.shape, c.settings, planned.data(), step_.batch, longest, c.kernels);
+    if (c.chunk > 0) plan_.chunk = c.chunk;
+    workspace_ =
+        DeviceArray<std::uint8_t>(std::vector<std::uint8_t>(plan_.workspace_bytes + kGuard, 0xff));
+    cuda::check(cudaMemset(workspace_.data(), 0, plan_.workspace_bytes), "zeros");
+  }
+
+  /// All steps; false at the first that is wrong. `outs` gathers the outputs.
+  bool go(std::vector<double>* outs = nullptr) {
+    cudaGraphExec_t graph = nullptr;
+    if (c_.graph) {
+      cudaGraph_t captured = nullptr;
+      cuda::check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+      cuda::decode(step_, plan_, workspace_.data(), c_.kernels, stream_);
+      cuda::check(cudaStreamEndCapture(stream_, &captured), "capture");
+      cuda::check(cudaGraphInstantiate(&graph, captured, 0), "a graph");
+      cudaGraphDestroy(captured);
+    }
+    bool right = true;
+    for (std::int64_t i = 0; i < c_.steps && right; ++i) {
+      inputs_upload(i);
+      if (graph != nullptr) {
+        cuda::check(cudaGraphLaunch(graph, stream_), "a graph");
+      } else {
+        cuda::decode(step_, plan_, workspace_.data(), c_.kernels, stream_);
+      }
+      stream_.wait();
+      right = step_check(i, outs);
+    }
+    if (graph != nullptr) cudaGraphExecDestroy(graph);
+    return right && rings_check();
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 4096;
+
+  std::string where(std::int64_t step, std::size_t session) const {
+    std::ostringstream text;
+    text << c_.name << ", seed " << c_.seed << ", "
+         << (c_.kernels == Kernels::fast ? "fast" : "portable") << ", chunk " << plan_.chunk
+         << ", blocks " << plan_.blocks << ", cluster " << plan_.cluster << ", step " << step
+         << ", session " << session << ", n " << c_.lengths[session] + step + 1 << ", groups "
+         << layout_.groups(c_.lengths[session] + step + 1) << ": ";
+    return text.str();
+  }
+
+  std::int64_t page_row(std::size_t session, std::int64_t j) const {
+    const auto page = static_cast<std::size_t>(j / cuda::kPageRows);
+    return devices_[session].page_list[page] * std::int64_t{cuda::kPageRows} + j % cuda::kPageRows;
+  }
+
+  void session_build(DecodeSession& session, DeviceSession& device, std::int64_t length,
+                     const std::vector<std::int32_t>& order, std::size_t& next) {
+    const AttentionShape& s = c_.shape;
+    const Settings& settings = c_.settings;
+    const std::int64_t kv = s.kv_heads;
+    device.ring = settings.method == MethodKind::dense
+                      ? length + c_.steps
+                      : settings.window + settings.group + static_cast<std::int64_t>(c_.seed % 3);
+    // The pages that representatives will need; what lies behind them is no page.
+    const std::int64_t pages =
+        (layout_.groups(length + c_.steps) + cuda::kPageRows - 1) / cuda::kPageRows;
+    for (std::int64_t i = 0; i < pages; ++i) device.page_list.push_back(order[next++]);
+    std::vector<std::int32_t> pages_device = device.page_list;
+    pages_device.resize(pages_device.size() + 4, -1);
+    device.pages = DeviceArray<std::int32_t>(pages_device);
+
+    for (std::int64_t j = 0; j < layout_.groups(length); ++j) {
+      for (std::int64_t k = 0; k < kv; ++k) {
+        session.groups.push_back(session.condense(j, k));
+        const auto page = static_cast<std::size_t>(j / cuda::kPageRows);
+        pool_->store(device.page_list[page] * std::int64_t{cuda::kPageRows} + j % cuda::kPageRows,
+                     k, session.groups.back());
+      }
+    }
+    auto semantic = nan_bf16((settings.sink + device.ring) * kv * s.d_semantic());
+    auto positional = nan_bf16((settings.sink + device.ring) * kv * s.d_positional());
+    const auto copy = [&](const Range& range) {
+      for (std::int64_t p = range.begin; p < range.end; ++p) {
+        const std::int64_t row = ring_row(p, device.ring);
+        std::copy_n(session.semantic.begin() + p * kv * s.d_semantic(), kv * s.d_semantic(),
+                    semantic.begin() + row * kv * s.d_semantic());
+        std::copy_n(session.positional.begin() + p * kv * s.d_positional(), kv * s.d_positional(),
+                    positional.begin() + row * kv * s.d_positional());
+      }
+    };
+    if (length > 0) {
+      const Visible seen = layout_.visible(length - 1);
+      copy(seen.sink);
+      copy(seen.window);
+    }
+    device.semantic = DeviceArray<bf16>(semantic);
+    device.positional = DeviceArray<bf16>(positional);
+
+    const std::int64_t n_q = settings.summary_queries;
+    const std::int64_t width = cuda::summary_width(s, settings.head_reduce);
+    std::vector<float> summary = nan_float(n_q * kv * width);
+    for (std::int64_t t = std::max<std::int64_t>(0, length - n_q); t < length; ++t) {
+      for (std::int64_t k = 0; k < kv; ++k) {
+        const std::vector<double> row = session.summary_row(t, k);
+        for (std::int64_t d = 0; d < width; ++d) {
+          summary[static_cast<std::size_t>((t % n_q * kv + k) * width + d)] =
+              static_cast<float>(row[static_cast<std::size_t>(d)]);
+        }
+      }
+    }
+    device.summary = DeviceArray<float>(summary);
+  }
+
+  std::int64_t ring_row(std::int64_t p, std::int64_t ring) const {
+    const std::int64_t sink = c_.settings.sink;
+    return p < sink ? p : sink + (p - sink) % ring;
+  }
+
+  void inputs_upload(std::int64_t step) {
+    std::vector<bf16> queries, semantic, positional;
+    for (std::size_t b = 0; b < sessions_.size(); ++b) {
+      const std::int64_t t = c_.lengths[b] + step;
+      const DecodeSession& s = sessions_[b];
+      const auto append = [t](std::vector<bf16>& to, const std::vector<bf16>& from,
+                              std::int64_t width) {
+        to.insert(to.end(), from.begin() + t * width, from.begin() + (t + 1) * width);
+      };
+      append(queries, s.queries, c_.shape.heads * s.d_query());
+      append(semantic, s.semantic, c_.shape.kv_heads * c_.shape.d_semantic());
+      append(positional, s.positional, c_.shape.kv_heads * c_.shape.d_positional());
+    }
+    queries_.upload(queries);
+    semantic_.upload(semantic);
+    positional_.upload(positional);
+    out_.upload(nan_bf16(static_cast<std::int64_t>(out_.size())));
+    lse_.upload(nan_float(static_cast<std::int64_t>(lse_.size())));
+    // The stream does not wait for the copies by itself.
+    cuda::check(cudaDeviceSynchronize(), "copying");
+  }
+
+  bool group_check(std::int64_t step, std::size_t b, std::int64_t j, std::int64_t kv) {
+    const DecodedGroup expected = sessions_[b].condense(j, kv);
+    double unit = 0;
+    DecodedGroup got = pool_->load(page_row(b, j), kv, unit);
+    const bool coarse = c_.type == GroupType::fp8;
+    const auto part = [&](const char* name, const std::vector<double>& g,
+                          const std::vector<double>& e, Pool how) {
+      if (expected.tie && how == Pool::select) return true;
+      for (std::size_t d = 0; d < e.size(); ++d) {
+        // bf16 rounds to 8 bits, e4m3 to 4 (and to steps of 2⁻⁹ units), int8 to half a unit.
+        const double allowed =
+            std::abs(e[d]) * (coarse ? 0.07 : 6e-3) + 2e-4 + unit * (coarse ? 4e-3 : 0.51);
+        if (!(std::abs(g[d] - e[d]) <= allowed)) {
+          ADD_FAILURE() << where(step, b) << name << " of representative " << j << ", KV head "
+                        << kv << ", column " << d << " is " << g[d] << ", not " << e[d];
+          return false;
+        }
+      }
+      return true;
+    };
+    bool right =
+        part("semantic", got.semantic, expected.semantic, c_.settings.semantic_pool) &&
+        part("positional", got.positional, expected.positional, c_.settings.positional_pool);
+    if (c_.settings.mass == Mass::score) {
+      const bool skip = expected.tie && (c_.settings.semantic_pool == Pool::select ||
+                                         c_.settings.positional_pool == Pool::select);
+      if (!skip &&
+          !(std::abs(got.bias - expected.bias) <= 2e-3 * std::max(1.0, std::abs(expected.bias)))) {
+        ADD_FAILURE() << where(step, b) << "bias of representative " << j << ", KV head " << kv
+                      << " is " << got.bias << ", not " << expected.bias;
+        right = false;
+      }
+    } else {
+      got.bias = expected.bias;
+    }
+    sessions_[b].groups.push_back(got);  // readers use what is stored
+    return right;
+  }
+
+  bool step_check(std::int64_t step, std::vector<double>* outs) {
+    const std::vector<bf16> out = out_.download();
+    const std::vector<float> lse = lse_.download();
+    const std::vector<std::int32_t> lengths = lengths_.download();
+    bool downloaded = false;
+    bool right = true;
+    for (std::size_t b = 0; b < sessions_.size(); ++b) {
+      const std::int64_t n = c_.lengths[b] + step + 1;
+      if (lengths[b] != n) {
+        ADD_FAILURE() << where(step, b) << "length is " << lengths[b] << ", not " << n;
+        right = false;
+      }
+      if (layout_.groups(n) > layout_.groups(n - 1)) {
+        if (!downloaded) pool_->download();
+        downloaded = true;
+        for (std::int64_t kv = 0; kv < c_.shape.kv_heads; ++kv) {
+          right = group_check(step, b, layout_.groups(n) - 1, kv) && right;
+        }
+      }
+      std::vector<double> expected, expected_lse;
+      sessions_[b].attend(n - 1, expected, expected_lse);
+      RelativeError error;
+      std::size_t wrong = expected.size();
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const double got = double_of(out[b * expected.size() + i]);
+        if (outs != nullptr) outs->push_back(got);
+        error.add(got, expected[i]);
+        if (wrong == expected.size() &&
+            !(std::abs(got - expected[i]) <= 0.03 * std::max(0.3, std::abs(expected[i])))) {
+          wrong = i;
+        }
+      }
+      if (!(error.value() <= c_.out_tolerance)) {
+        ADD_FAILURE() << where(step, b) << "out is off by " << error.value()
+                      << "; first wrong: head "
+                      << wrong / static_cast<std::size_t>(c_.shape.d_semantic()) << ", column "
+                      << wrong % static_cast<std::size_t>(c_.shape.d_semantic())
+                      << (wrong < expected.size()
+                              ? ", " + std::to_string(double_of(out[b * expected.size() + wrong])) +
+                                    " instead of " + std::to_string(expected[wrong])
+                              : std::string());
+        right = false;
+      }
+      for (std::size_t h = 0; h < expected_lse.size(); ++h) {
+        const double got = double_of(lse[b * expected_lse.size() + h]);
+        if (!(std::abs(got - expected_lse[h]) <= 2e-3)) {
+          ADD_FAILURE() << where(step, b) << "lse of head " << h << " is " << got << ", not "
+                        << expected_lse[h];
+          right = false;
+          break;
+        }
+      }
+    }
+    return right;
+  }
+
+  /// What the steps left behind: window, summaries, and the memory after the workspace.
+  bool rings_check() {
+    const AttentionShape& s = c_.shape;
+    const std::int64_t kv = s.kv_heads;
+    for (std::size_t b = 0; b < sessions_.size(); ++b) {
+      const std::int64_t n = c_.lengths[b] + c_.steps;
+      const std::vector<bf16> semantic = devices_[b].semantic.download();
+      const std::vector<bf16> positional = devices_[b].positional.download();
+      const std::vector<float> summary = devices_[b].summary.download();
+      const auto same = [&](const std::vector<bf16>& got, const std::vector<bf16>& given,
+                            std::int64_t p, std::int64_t width) {
+        const std::int64_t row = ring_row(p, devices_[b].ring);
+        return std::memcmp(got.data() + row * width, given.data() + p * width,
+                           static_cast<std::size_t>(width) * 2) == 0;
+      };
+      for (std::int64_t p = c_.lengths[b]; p < n; ++p) {
+        if (!layout_.visible(n - 1).sink.contains(p) &&
+            !layout_.visible(n - 1).window.contains(p)) {
+          continue;
+        }
+        if (!same(semantic, sessions_[b].semantic, p, kv * s.d_semantic()) ||
+            !same(positional, sessions_[b].positional, p, kv * s.d_positional())) {
+          ADD_FAILURE() << where(c_.steps - 1, b) << "the ring has not token " << p;
+          return false;
+        }
+      }
+      if (c_.settings.method != MethodKind::lca) continue;
+      const std::int64_t n_q = c_.settings.summary_queries;
+      const std::int64_t width = cuda::summary_width(s, c_.settings.head_reduce);
+      for (std::int64_t t = std::max<std::int64_t>(0, n - n_q); t < n; ++t) {
+        for (std::int64_t k = 0; k < kv; ++k) {
+          const std::vector<double> row = sessions_[b].summary_row(t, k);
+          for (std::int64_t d = 0; d < width; ++d) {
+            const double got =
+                double_of(summary[static_cast<std::size_t>((t % n_q * kv + k) * width + d)]);
+            if (!(std::abs(got - row[static_cast<std::size_t>(d)]) <= 1e-4)) {
+              ADD_FAILURE() << where(c_.steps - 1, b) << "the summary of query " << t
+                            << ", KV head " << k << ", column " << d << " is " << got << ", not "
+                            << row[static_cast<std::size_t>(d)];
+              return false;
+            }
+          }
+        }
+      }
+    }
+    const std::vector<std::uint8_t> workspace = workspace_.download();
+    for (std::size_t i = plan_.workspace_bytes; i < workspace.size(); ++i) {
+      if (workspace[i] != 0xff) {
+        ADD_FAILURE() << c_.name << ": byte " << i - plan_.workspace_bytes
+                      << " after the workspace was written";
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const DecodeCase c_;
+  Layout layout_;
+  Random random_;
+  float scale_ = 0;
+  cuda::Stream stream_;
+  std::optional<DecodePool> pool_;
+  std::vector<DecodeSession> sessions_;
+  std::vector<DeviceSession> devices_;
+  DeviceArray<std::int32_t> lengths_;
+  DeviceArray<cuda::SessionView> views_;
+  DeviceArray<bf16> queries_, semantic_, positional_, out_;
+  DeviceArray<float> lse_;
+  DeviceArray<std::uint8_t> workspace_;
+  cuda::Decode step_;
+  cuda::DecodePlan plan_;
+};
+
+}  // namespace lca::test

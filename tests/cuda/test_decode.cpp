@@ -1,0 +1,223 @@
+// The decode step of the GPU: shapes, settings and ways of cutting the work.
+
+#include "attention/cuda/decode.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/decode_run.h"
+
+namespace lca::test {
+namespace {
+
+struct Shaped {
+  const char* name;
+  AttentionShape shape;
+};
+
+const std::vector<Shaped>& shapes() {
+  static const std::vector<Shaped> all = {
+      {"mla 16 x 512+64", AttentionShape::mla(16, 128, 64, 512, 128)},
+      {"mla 20 x 512+64", AttentionShape::mla(20, 128, 64, 512, 128)},
+      {"mla 40 x 256+32", AttentionShape::mla(40, 64, 32, 256, 64)},
+      {"mla 5 x 40+12", AttentionShape::mla(5, 8, 12, 40, 16)},
+      {"gqa 28/4 x 128", AttentionShape::gqa(28, 4, 128, 128)},
+      {"gqa 9/3 x 64", AttentionShape::gqa(9, 3, 64, 64)},
+      {"gqa 20/1 x 64", AttentionShape::gqa(20, 1, 64, 64)},
+      {"gqa 6/2 x 20, 12", AttentionShape::gqa(6, 2, 20, 12)},
+  };
+  return all;
+}
+
+/// Runs it with both kinds of kernels; stops at the first step that is wrong.
+void expect_right(DecodeCase c) {
+  for (const Kernels kernels : {Kernels::fast, Kernels::portable}) {
+    c.kernels = kernels;
+    DecodeRun run(c);
+    if (!run.go()) return;
+  }
+}
+
+void expect_right_everywhere(DecodeCase c) {
+  const std::string name = c.name;
+  for (const Shaped& shaped : shapes()) {
+    c.name = name + ", " + shaped.name;
+    c.shape = shaped.shape;
+    ++c.seed;
+    expect_right(c);
+  }
+}
+
+TEST(CudaDecode, SmallGroupsAreCondensedAndAttended) {
+  LCA_NEEDS_GPU();
+  DecodeCase c;
+  c.name = "g 4, w 7";
+  c.settings = settings_of(4, 7, 0);
+  c.lengths = {0, 9, 7 + 4 * 40 + 1};
+  c.steps = 12;
+  c.seed = 100;
+  expect_right_everywhere(c);
+}
+
+TEST(CudaDecode, SinkWindowAndMassOfScores) {
+  LCA_NEEDS_GPU();
+  DecodeCase c;
+  c.name = "g 16, w 128, s 5, score";
+  c.settings = settings_of(16, 128, 5, Mass::score);
+  c.lengths = {3, 128 + 5 + 16 - 2, 128 + 5 + 16 * 3 - 2};
+  c.steps = 4;
+  c.seed = 200;
+  expect_right_everywhere(c);
+}
+
+TEST(CudaDecode, ManyBlocksReduceToTheSameResult) {
+  LCA_NEEDS_GPU();
+  DecodeCase c;
+  c.name = "g 4, w 1, s 5, count, small chunks";
+  c.settings = settings_of(4, 1, 5, Mass::count);
+  c.lengths = {0, 4, 6 + 4 * 70 - 2, 6 + 4 * 64 - 3};
+  c.steps = 6;
+  c.seed = 300;
+  c.chunk = 3;
+  expect_right_everywhere(c);
+}
+
+TEST(CudaDecode, OneBlockReadsManyTiles) {
+  LCA_NEEDS_GPU();
+  for (const GroupType type : {GroupType::bf16, GroupType::fp8}) {
+    DecodeCase c;
+    c.name = "g 4, w 260, one block";
+    c.settings = settings_of(4, 260, 0, Mass::score);
+    c.lengths = {260 + 4 * 330 - 1, 2};
+    c.steps = 2;
+    c.type = type;
+    c.chunk = 1000;
+    c.seed = 400;
+    for (const std::size_t which : {0u, 2u, 5u}) {
+      c.name = std::string("g 4, w 260, one block, ") + shapes()[which].name;
+      c.shape = shapes()[which].shape;
+      expect_right(c);
+    }
+  }
+}
+
+TEST(CudaDecode, AllSixteenPoolings) {
+  LCA_NEEDS_GPU();
+  const Pool pools[] = {Pool::weighted, Pool::mean, Pool::max, Pool::select};
+  DecodeCase c;
+  c.lengths = {7 + 4 * 3 - 1};
+  c.steps = 6;
+  c.seed = 500;
+  for (const Pool semantic : pools) {
+    for (const Pool positional : pools) {
+      c.settings = settings_of(4, 7, 0, Mass::score);
+      c.settings.semantic_pool = semantic;
+      c.settings.positional_pool = positional;
+      for (const std::size_t which : {0u, 3u, 5u, 7u}) {
+        c.name = "pools " + std::to_string(static_cast<int>(semantic)) + "/" +
+                 std::to_string(static_cast<int>(positional)) + ", " + shapes()[which].name;
+        c.shape = shapes()[which].shape;
+        ++c.seed;
+        expect_right(c);
+      }
+    }
+  }
+}
+
+TEST(CudaDecode, HeadReductionsAndSummaries) {
+  LCA_NEEDS_GPU();
+  DecodeCase c;
+  c.lengths = {0, 30};
+  c.steps = 8;
+  c.seed = 600;
+  for (const HeadReduce reduce : {HeadReduce::mean, HeadReduce::sum, HeadReduce::max}) {
+    for (const std::int64_t queries : {1, 5, 50}) {
+      c.settings = settings_of(4, 2, 1, Mass::score);
+      c.settings.head_reduce = reduce;
+      c.settings.summary_queries = queries;
+      for (const std::size_t which : {0u, 3u, 4u, 7u}) {
+        c.name = "reduction " + std::to_string(static_cast<int>(reduce)) + ", n_q " +
+                 std::to_string(queries) + ", " + shapes()[which].name;
+        c.shape = shapes()[which].shape;
+        ++c.seed;
+        expect_right(c);
+      }
+    }
+  }
+}
+
+TEST(CudaDecode, DenseAndWindowHaveNoRepresentatives) {
+  LCA_NEEDS_GPU();
+  DecodeCase c;
+  c.lengths = {0, 5, 150};
+  c.steps = 4;
+  c.seed = 700;
+  for (const MethodKind method : {MethodKind::dense, MethodKind::window}) {
+    c.name = method == MethodKind::dense ? "dense" : "window";
+    c.settings = settings_of(4, 33, 3);
+    c.settings.method = method;
+    expect_right_everywhere(c);
+  }
+}
+
+TEST(CudaDecode, QuantisedRepresentatives) {
+  LCA_NEEDS_GPU();
+  for (const GroupType type : {GroupType::fp8, GroupType::int8}) {
+    DecodeCase c;
+    c.name = type == GroupType::fp8 ? "fp8" : "int8";
+    c.settings = settings_of(4, 7, 2, Mass::score);
+    c.lengths = {0, 9 + 4 * 33 - 1, 9 + 4 * 64 - 2};
+    c.steps = 6;
+    c.type = type;
+    c.seed = 800;
+    expect_right_everywhere(c);
+  }
+}
+
+TEST(CudaDecode, QuantisedRepresentativesKeepTheOutput) {
+  LCA_NEEDS_GPU();
+  for (const bool outliers : {false, true}) {
+    DecodeCase c;
+    c.name = outliers ? "outliers" : "no outliers";
+    c.shape = shapes()[0].shape;
+    c.settings = settings_of(4, 128, 0);
+    c.lengths = {128 + 4 * 16};
+    c.steps = 5;
+    c.seed = 900;
+    c.outliers = outliers;
+    // Logits of latents with outliers are large, and so is what rounding the weights does.
+    if (outliers) c.out_tolerance = 1e-2;
+    std::vector<double> exact;
+    DecodeRun(c).go(&exact);
+    for (const GroupType type : {GroupType::fp8, GroupType::int8}) {
+      c.type = type;
+      std::vector<double> coarse;
+      DecodeRun(c).go(&coarse);
+      ASSERT_EQ(coarse.size(), exact.size());
+      RelativeError error;
+      for (std::size_t i = 0; i < exact.size(); ++i) error.add(coarse[i], exact[i]);
+      EXPECT_LE(error.value(), 0.02) << c.name << ", " << (type == GroupType::fp8 ? "fp8" : "int8");
+    }
+  }
+}
+
+TEST(CudaDecode, FortyStepsOfOneGraph) {
+  LCA_NEEDS_GPU();
+  DecodeCase c;
+  c.settings = settings_of(4, 7, 2, Mass::score);
+  c.lengths = {0, 20, 9 + 4 * 30};
+  c.steps = 40;
+  c.seed = 1000;
+  c.graph = true;
+  for (const std::size_t which : {0u, 5u}) {
+    c.name = std::string("graph, ") + shapes()[which].name;
+    c.shape = shapes()[which].shape;
+    expect_right(c);
+  }
+}
+
+}  // namespace
+}  // namespace lca::test
