@@ -52,8 +52,8 @@ class Layer {
         const LayerOptions& options = {});
   ~Layer();
 
-  /// A chunk of a prompt for some of the sequences: any lengths, each after what its sequence holds.
-  /// In summary mode `prompt` a run is a whole prompt: nothing may follow but decoding.
+  /// A chunk of a prompt for some of the sequences: any lengths, each after what its sequence
+  /// holds. In summary mode `prompt` a run is a whole prompt: nothing may follow but decoding.
   void prefill(std::span<const HostRun> runs);
   /// One token for every sequence, in order.
   void decode(std::span<const HostRun> runs);
