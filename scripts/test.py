@@ -94,9 +94,15 @@ def test(preset):
         cases = []
     failed = sum(case.get("status") == "fail" for case in cases)
     skipped = [case for case in cases if case.find("skipped") is not None]
+    reasons = {}
     for case in skipped:
         why = re.search(r"(?:SKIPPED: |: Skipped\n)(.+)", case.findtext("system-out") or "")
-        print(f"SKIPPED: {case.get('name')}" + (f": {why[1]}" if why else ""))
+        reasons.setdefault(why[1] if why else "", []).append(case.get("name"))
+    for why, names in reasons.items():
+        if len(names) > 3:  # a whole kind of tests
+            names = [f"{len(names)} tests, the first {names[0]}"]
+        for name in names:
+            print(f"SKIPPED: {name}" + (f": {why}" if why else ""))
     if ctest.returncode != 0 and failed == 0:
         failed = 1  # no tests, or a program that could not list its tests
     passed = sum(case.get("status") == "run" for case in cases)

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "attention/cuda/decode_group.cuh"
 #include "attention/cuda/decode_shapes.cuh"
@@ -68,6 +70,24 @@ std::int64_t entries_at(const Layout& layout, std::int64_t length, std::int64_t 
   return std::max<std::int64_t>(1, layout.visible(n - 1).pairs());
 }
 
+/// Blocks that run at once in clusters of 2, 4 or 8: the GPU is asked once for each.
+int slots_of(const AttentionShape& shape, int cluster) {
+  struct Known {
+    AttentionShape shape;
+    int cluster = 0;
+    int slots = 0;
+  };
+  static std::mutex lock;
+  static std::vector<Known> all;
+  const std::lock_guard hold(lock);
+  for (const Known& known : all) {
+    if (known.shape == shape && known.cluster == cluster) return known.slots;
+  }
+  const int slots = shape.form == Form::mla ? slots_mla(shape, cluster) : slots_gqa(shape, cluster);
+  all.push_back({shape, cluster, slots});
+  return slots;
+}
+
 std::size_t counter_bytes(const DecodePlan& plan) {
   const auto counters = static_cast<std::size_t>(plan.batch) *
                         (1 + static_cast<std::size_t>(plan.jobs) * kMostClusterBlocks);
@@ -101,9 +121,8 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
   for (int blocks = 1; blocks <= most_blocks;) {
     const int cluster = clusters ? std::min(blocks, kMostClusterBlocks) : 1;
     const std::int64_t chunk = (most + blocks - 1) / blocks;
-    // GPCs have a few multiprocessors that no cluster fits on.
-    const int slots = cluster == 1 ? gpu.multiprocessors
-                                   : std::max(1, (gpu.multiprocessors - 4) / cluster) * cluster;
+    const int slots = cluster == 1 ? gpu.multiprocessors : slots_of(shape, cluster);
+    if (slots == 0) break;
     std::int64_t running = 0;
     for (int i = 0; i < batch; ++i) {
       const std::int64_t used = (entries_at(layout, lengths[i], longest) + chunk - 1) / chunk;

@@ -47,6 +47,9 @@ Shape kernel_shape(const AttentionShape& shape, const Settings& settings);
 
 void launch_mla(const Args& args, cudaStream_t stream);
 void launch_gqa(const Args& args, cudaStream_t stream);
+/// Blocks of these kernels that run at once in clusters of this size.
+int slots_mla(const AttentionShape& shape, int cluster);
+int slots_gqa(const AttentionShape& shape, int cluster);
 void launch_generic(const Args& args, cudaStream_t stream);
 
 /// Where one session stands in this step. The list of entries it reads is: representatives

@@ -323,12 +323,11 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   if (tid == 0) length_advance(args, view, session, at.n);
 }
 
-/// Launches one instance.
+/// The launch of one instance; `attribute` must live as long as it.
 template <typename R, bool kQuant>
-void kernel_launch(Args args, cudaStream_t stream) {
-  using Room = Memory<R, kQuant>;
-  args.stages = Room::stages(device().shared_bytes);
-  const int bytes = Room::bytes(args.stages);
+cudaLaunchConfig_t kernel_config(int stages, dim3 grid, int cluster, cudaStream_t stream,
+                                 cudaLaunchAttribute& attribute) {
+  const int bytes = Memory<R, kQuant>::bytes(stages);
   static const bool ready = [&] {
     check(cudaFuncSetAttribute(decode_kernel<R, kQuant>,
                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
@@ -337,22 +336,44 @@ void kernel_launch(Args args, cudaStream_t stream) {
   }();
   static_cast<void>(ready);
   cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(static_cast<unsigned>(args.cluster), static_cast<unsigned>(args.step.batch * args.jobs),
-           static_cast<unsigned>(args.blocks / args.cluster));
+  config.gridDim = grid;
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  if (args.cluster > 1) {
+  if (cluster > 1) {
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(args.cluster);
+    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
     attribute.val.clusterDim.y = 1;
     attribute.val.clusterDim.z = 1;
     config.attrs = &attribute;
     config.numAttrs = 1;
   }
+  return config;
+}
+
+template <typename R, bool kQuant>
+void kernel_launch(Args args, cudaStream_t stream) {
+  args.stages = Memory<R, kQuant>::stages(device().shared_bytes);
+  const dim3 grid(static_cast<unsigned>(args.cluster),
+                  static_cast<unsigned>(args.step.batch * args.jobs),
+                  static_cast<unsigned>(args.blocks / args.cluster));
+  cudaLaunchAttribute attribute{};
+  const cudaLaunchConfig_t config =
+      kernel_config<R, kQuant>(args.stages, grid, args.cluster, stream, attribute);
   check(cudaLaunchKernelEx(&config, decode_kernel<R, kQuant>, args), "a decode step");
+}
+
+/// Blocks in clusters of this size that run at once. Not every multiprocessor has a place in one.
+template <typename R>
+int kernel_slots(int cluster) {
+  cudaLaunchAttribute attribute{};
+  const cudaLaunchConfig_t config =
+      kernel_config<R, false>(Memory<R, false>::stages(device().shared_bytes),
+                              dim3(static_cast<unsigned>(cluster)), cluster, nullptr, attribute);
+  int clusters = 0;
+  check(cudaOccupancyMaxActiveClusters(&clusters, decode_kernel<R, false>, &config),
+        "asking how many clusters fit on the GPU");
+  return clusters * cluster;
 }
 
 }  // namespace lca::cuda::decoding

@@ -19,4 +19,8 @@ void launch_gqa(const Args& args, cudaStream_t stream) {
   }
 }
 
+int slots_gqa(const AttentionShape& shape, int cluster) {
+  return shape.d_value == 128 ? kernel_slots<GqaWide>(cluster) : kernel_slots<GqaNarrow>(cluster);
+}
+
 }  // namespace lca::cuda::decoding

@@ -18,4 +18,8 @@ void launch_mla(const Args& args, cudaStream_t stream) {
   }
 }
 
+int slots_mla(const AttentionShape& shape, int cluster) {
+  return shape.d_latent == 512 ? kernel_slots<MlaWide>(cluster) : kernel_slots<MlaNarrow>(cluster);
+}
+
 }  // namespace lca::cuda::decoding

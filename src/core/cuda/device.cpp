@@ -34,12 +34,9 @@ Found device_find() {
   cudaDeviceProp properties{};
   check(cudaGetDevice(&index), "asking for the GPU");
   check(cudaGetDeviceProperties(&properties, index), "asking what the GPU can do");
-  found.device = {properties.name,
-                  properties.major,
-                  properties.minor,
-                  properties.multiProcessorCount,
-                  properties.totalGlobalMem,
-                  properties.sharedMemPerBlockOptin};
+  found.device = {properties.name,           properties.major,
+                  properties.minor,          properties.multiProcessorCount,
+                  properties.totalGlobalMem, properties.sharedMemPerBlockOptin};
   if (properties.major < 8) {
     found.missing = fmt::format(
         "the GPU {} (compute capability {}.{}) is too old: the kernels need 8.0; use --backend cpu",
