@@ -117,28 +117,29 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
   plan.batch = batch;
   plan.jobs = kernel.jobs;
   double best = std::numeric_limits<double>::infinity();
-  const int most_blocks = clusters ? 2 * gpu.multiprocessors : kMostPartials;
-  for (int blocks = 1; blocks <= most_blocks;) {
-    const int cluster = clusters ? std::min(blocks, kMostClusterBlocks) : 1;
-    const std::int64_t chunk = (most + blocks - 1) / blocks;
+  // Every size of clusters: large ones reduce cheaply, small ones leave no multiprocessor out.
+  for (int cluster = 1; cluster <= (clusters ? kMostClusterBlocks : 1); cluster *= 2) {
     const int slots = cluster == 1 ? gpu.multiprocessors : slots_of(shape, cluster);
     if (slots == 0) break;
-    std::int64_t running = 0;
-    for (int i = 0; i < batch; ++i) {
-      const std::int64_t used = (entries_at(layout, lengths[i], longest) + chunk - 1) / chunk;
-      running += (used + cluster - 1) / cluster * cluster * kernel.jobs;
+    const int most_blocks = cluster == 1 ? kMostPartials : 2 * gpu.multiprocessors;
+    for (int blocks = cluster; blocks <= most_blocks; blocks += cluster) {
+      const std::int64_t chunk = (most + blocks - 1) / blocks;
+      std::int64_t running = 0;
+      for (int i = 0; i < batch; ++i) {
+        const std::int64_t used = (entries_at(layout, lengths[i], longest) + chunk - 1) / chunk;
+        running += (used + cluster - 1) / cluster * cluster * kernel.jobs;
+      }
+      const auto waves = static_cast<double>((running + slots - 1) / slots);
+      const int partials = blocks / cluster;
+      const double reduce = partials == 1 ? 0 : kReduceCost + partials * partial_entries / cluster;
+      const double cost = waves * (static_cast<double>(chunk) + kBlockCost + reduce);
+      if (cost < best) {
+        best = cost;
+        plan.blocks = blocks;
+        plan.cluster = cluster;
+        plan.chunk = static_cast<int>(chunk);
+      }
     }
-    const auto waves = static_cast<double>((running + slots - 1) / slots);
-    const int partials = blocks / cluster;
-    const double reduce = partials == 1 ? 0 : kReduceCost + partials * partial_entries / cluster;
-    const double cost = waves * (static_cast<double>(chunk) + kBlockCost + reduce);
-    if (cost < best) {
-      best = cost;
-      plan.blocks = blocks;
-      plan.cluster = cluster;
-      plan.chunk = static_cast<int>(chunk);
-    }
-    blocks = !clusters ? blocks + 1 : blocks < kMostClusterBlocks ? 2 * blocks : blocks + 8;
   }
 
   // Where sessions may outgrow this by far, there are blocks that have nothing to do for now.

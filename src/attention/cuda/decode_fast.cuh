@@ -6,12 +6,15 @@
 /// sessions. Operations: 16 · 9152 · (576 + 512) · 2 = 0.32 GFLOP a session, far below that.
 ///
 /// A job is one session and up to 16 · kHeadTiles query heads that share their KV head. Its list of
-/// entries is cut over `blocks` blocks of 8 warps. Per tile of 64 entries:
+/// entries is cut over `blocks` blocks of 8 or 16 warps. Per tile of 64 entries:
 ///   loads (cp.async) of the tiles after it are under way, all stages but the one being read;
-///   scores: warps 0–3 multiply the first half of the key's columns with 16 entries each, warps 4–7
-///     the second half; queries stay in registers; partial scores go through shared memory;
-///   softmax: each warp has two heads of every 16;
-///   values: each warp has an eighth of the columns; weights as bf16 from shared memory.
+///   scores: the first half of the warps multiply the first half of the key's columns with 8 or 16
+///     entries each, the others the second half; queries stay in registers; partial scores go
+///     through shared memory;
+///   softmax: each warp has one or two heads of every 16;
+///   values: each warp has its share of the columns; weights as bf16 from shared memory.
+/// The wide MLA rows have 16 warps, because a tile is a chain of short steps: with 8 warps latencies
+/// were twice as long as the loads.
 /// Three barriers a tile (four where a quantised tile is made bf16 first).
 ///
 /// Shared memory (V2-Lite, bf16): 3 stages of 72 KiB, scores 8 KiB, weights 2 KiB, bias 0.75 KiB:
@@ -27,10 +30,12 @@
 namespace lca::cuda::decoding {
 
 template <typename R, bool kQuant>
-__global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
   using Room = Memory<R, kQuant>;
   constexpr int kHeadTiles = R::kHeadTiles;
   constexpr int kSteps = R::kScore / 32;            // k-steps of 16 columns in one half of the key
+  constexpr int kWarps = R::kWarps;
+  constexpr int kEntries = 2 * kTile / kWarps;      // of a tile, whose scores one warp makes
   constexpr int kColumns = R::kValue / kWarps;      // of the value, for one warp
   constexpr int kChains = kHeadTiles == 1 ? 2 : 1;  // enough independent products to hide latency
 
@@ -59,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
 
   // Queries need nothing but the launch: first of all. They pass through room that no tile has yet.
   unsigned char* const query_room = kQuant ? work : stages + (args.stages - 1) * Room::kStageBytes;
-  for (int i = tid; i < R::kRows * (R::kScore / 8); i += kThreads) {
+  for (int i = tid; i < R::kRows * (R::kScore / 8); i += R::kThreads) {
     const int row = i / (R::kScore / 8);
     const int chunk = i % (R::kScore / 8);
     const bool real = row < heads.count;
@@ -72,17 +77,15 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   }
   copy_commit();
 
-  const SessionView view_read = args.step.sessions[session];
+  const SessionView& view = args.step.sessions[session];  // read again where it is wanted
   const Place at_read =
-      place_of(args, view_read, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
-  // With three tiles of heads there are no registers for these.
-  auto* const kept = reinterpret_cast<Kept*>(stats + R::kRows);
-  if constexpr (Room::kKeptBytes > 0) {
-    if (tid == 0) *kept = {view_read, at_read};
+      place_of(args, view, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
+  auto* const kept = reinterpret_cast<Place*>(stats + R::kRows);
+  if constexpr (Room::kPlaceKept) {
+    if (tid == 0) *kept = at_read;
     __syncthreads();
   }
-  const SessionView& view = Room::kKeptBytes > 0 ? kept->view : view_read;
-  const Place& at = Room::kKeptBytes > 0 ? kept->at : at_read;
+  const Place& at = Room::kPlaceKept ? *kept : at_read;
   if (static_cast<int>(blockIdx.z) * args.cluster >= active_blocks(args, at)) {
     // No block of this cluster has anything to do.
     copy_wait<0>();
@@ -92,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   }
 
   const Tiles<R, kQuant> tiles(at);
-  Loader<R, kQuant> loader{args, view, at, tiles, session, kv, {0, 0}};
+  Loader<R, kQuant> loader{args, view, at, tiles, session, kv, {}};
   const auto tile_issue = [&](int index) {
     if (index < tiles.count) {
       const int stage = index % args.stages;
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
   }
 
   // Queries as fragments: heads are rows, this warp's half of the key's columns.
-  const int half = warp / 4;
+  const int half = warp / (kWarps / 2);
   std::uint32_t query[kHeadTiles][kSteps][4];
   copy_wait_for(args.stages - 1);
   __syncthreads();
@@ -169,26 +172,42 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
       }
     }
 
-    // Scores of 16 entries with this warp's half of the key.
-    const int entries = warp % 4 * 16;
+    // Scores of some entries with this warp's half of the key.
+    const int entries = warp % (kWarps / 2) * kEntries;
     if (entries < tile.count) {
-      float score[kHeadTiles][kChains][2][4] = {};
-      const int row = entries + lane / 16 * 8 + lane % 8;
-      const int odd = lane / 8 % 2;
+      float score[kHeadTiles][kChains][kEntries / 8][4] = {};
+      if constexpr (kEntries == 16) {
+        const int row = entries + lane / 16 * 8 + lane % 8;
+        const int odd = lane / 8 % 2;
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        std::uint32_t key[4];  // entries 0–7: columns 0–7, 8–15; entries 8–15: the same
-        matrix_load(key, shared_address(rows + R::offset(row, (half * kSteps + k) * 2 + odd)));
+        for (int k = 0; k < kSteps; ++k) {
+          std::uint32_t key[4];  // entries 0–7: columns 0–7, 8–15; entries 8–15: the same
+          matrix_load(key, shared_address(rows + R::offset(row, (half * kSteps + k) * 2 + odd)));
 #pragma unroll
-        for (int h = 0; h < kHeadTiles; ++h) {
-          multiply(score[h][k % kChains][0], query[h][k], key[0], key[1]);
-          multiply(score[h][k % kChains][1], query[h][k], key[2], key[3]);
+          for (int h = 0; h < kHeadTiles; ++h) {
+            multiply(score[h][k % kChains][0], query[h][k], key[0], key[1]);
+            multiply(score[h][k % kChains][1], query[h][k], key[2], key[3]);
+          }
+        }
+      } else {
+        static_assert(kSteps % 2 == 0);
+        const int row = entries + lane % 8;
+#pragma unroll
+        for (int k = 0; k < kSteps; k += 2) {
+          std::uint32_t key[4];  // columns 0–7, 8–15, 16–23, 24–31
+          matrix_load(key,
+                      shared_address(rows + R::offset(row, (half * kSteps + k) * 2 + lane / 8)));
+#pragma unroll
+          for (int h = 0; h < kHeadTiles; ++h) {
+            multiply(score[h][0][0], query[h][k], key[0], key[1]);
+            multiply(score[h][kChains - 1][0], query[h][k + 1], key[2], key[3]);
+          }
         }
       }
 #pragma unroll
       for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
+        for (int e = 0; e < kEntries / 8; ++e) {
 #pragma unroll
           for (int low = 0; low < 2; ++low) {
             float2 value{score[h][0][e][2 * low], score[h][0][e][2 * low + 1]};
@@ -207,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
     }
     __syncthreads();
 
-    // Softmax: this warp's two heads of every 16; a lane has entries 2·lane and 2·lane + 1.
+    // Softmax: this warp's one or two heads of every 16; a lane has entries 2·lane and 2·lane + 1.
     const float factor = args.step.scale * kLog2e;
     float bias[2] = {0.f, 0.f};
     if (tile.groups) {
@@ -220,8 +239,8 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_consta
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int head = h * 16 + warp * 2 + i;
+      for (int i = 0; i < 16 / kWarps; ++i) {
+        const int head = h * 16 + warp * (16 / kWarps) + i;
         const int pair = lane ^ (head & 3) * 4;
         const float2 low = reinterpret_cast<const float2*>(scores + head * kTile)[pair];
         const float2 high =
@@ -337,7 +356,7 @@ cudaLaunchConfig_t kernel_config(int stages, dim3 grid, int cluster, cudaStream_
   static_cast<void>(ready);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(R::kThreads);
   config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
   config.stream = stream;
   if (cluster > 1) {

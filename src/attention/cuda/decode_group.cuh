@@ -13,7 +13,7 @@ inline constexpr int kMostGroup = 1024;
 /// pairs t, t + kThreads, … of the row.
 template <typename R>
 struct NewGroup {
-  static constexpr int kPairs = (R::kWidth / 2 + kThreads - 1) / kThreads;
+  static constexpr int kPairs = (R::kWidth / 2 + R::kThreads - 1) / R::kThreads;
   static_assert((R::kScore + 2 * kMostGroup + 32) * 4 <= (kTile - R::kRows) * R::kStride,
                 "scratch of group_condense lies behind the queries");
   std::uint32_t pairs[kPairs];
@@ -22,7 +22,7 @@ struct NewGroup {
   __device__ void put(unsigned char* rows, int row) const {
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
-      const int pair = static_cast<int>(threadIdx.x) + k * kThreads;
+      const int pair = static_cast<int>(threadIdx.x) + k * R::kThreads;
       if (pair >= R::kWidth / 2) break;
       *reinterpret_cast<std::uint32_t*>(rows + R::offset(row, pair / 4) + 4 * (pair % 4)) =
           pairs[k];
@@ -102,7 +102,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
   float* scores = mean + R::kScore;
   float* weights = scores + group;
   float* sums = weights + group;                               // one per warp
-  auto* largest = reinterpret_cast<unsigned*>(sums + kWarps);  // one per scale
+  auto* largest = reinterpret_cast<unsigned*>(sums + R::kWarps);  // one per scale
   const RingRows<R> rows{R::kMla ? view.semantic : view.positional,
                          R::kMla ? view.positional : view.semantic, kv_heads, kv};
 
@@ -111,7 +111,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
   const Range range = args.layout.summary_range(j, 0);
   const int queries = static_cast<int>(args.layout.summary_queries);
   const int before = static_cast<int>(range.size()) - 1;
-  for (int pair = tid; pair < R::kScore / 2; pair += kThreads) {
+  for (int pair = tid; pair < R::kScore / 2; pair += R::kThreads) {
     float2 sum = query_sum<R>(args, session, kv, pair);
     int row = static_cast<int>(range.begin % queries);
 #pragma unroll 8
@@ -130,7 +130,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
 
   const int begin = static_cast<int>(args.layout.group_range(j).begin);
   const float score_factor = args.step.scale * args.reduce;
-  for (int i = warp; i < group; i += kWarps) {
+  for (int i = warp; i < group; i += R::kWarps) {
     const int row = at.position_row(begin + i);
     float dot = 0;
 #pragma unroll 9
@@ -143,7 +143,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
   }
   __syncthreads();
   const GroupWeights softmax = group_weights(scores, group);
-  for (int i = tid; i < group; i += kThreads)
+  for (int i = tid; i < group; i += R::kThreads)
     weights[i] = expf(scores[i] - softmax.top) / softmax.sum;
   __syncthreads();
 
@@ -151,7 +151,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
   float own = 0;
 #pragma unroll
   for (int k = 0; k < NewGroup<R>::kPairs; ++k) {
-    const int pair = tid + k * kThreads;
+    const int pair = tid + k * R::kThreads;
     made.pairs[k] = 0;
     if (pair >= R::kWidth / 2) break;
     const bool semantic = (2 * pair < R::kFirst) == R::kMla;
@@ -170,7 +170,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
   __syncthreads();
   own = 0;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) own += sums[w];
+  for (int w = 0; w < R::kWarps; ++w) own += sums[w];
   made.bias = settings.mass == Mass::score ? logf(softmax.sum) + softmax.top - own * score_factor
                                            : args.bias_all;
 
@@ -182,7 +182,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
   const float most = quantised_largest(pool.type);
 #pragma unroll
   for (int k = 0; k < NewGroup<R>::kPairs; ++k) {
-    const int pair = tid + k * kThreads;
+    const int pair = tid + k * R::kThreads;
     if (pair >= R::kWidth / 2) break;
     const bool first = 2 * pair < R::kFirst;
     const bool semantic = first == R::kMla;
@@ -240,7 +240,7 @@ __device__ void token_store(const Args& args, const SessionView& view, const Pla
   const int row = (at.n - 1) % static_cast<int>(args.layout.summary_queries);
   auto* summary = reinterpret_cast<float2*>(
       view.summary + (static_cast<std::int64_t>(row) * kv_heads + kv) * R::kScore);
-  for (int pair = tid; pair < R::kScore / 2; pair += kThreads) {
+  for (int pair = tid; pair < R::kScore / 2; pair += R::kThreads) {
     summary[pair] = query_sum<R>(args, session, kv, pair);
   }
 }

@@ -98,7 +98,7 @@ __device__ void results_reduce(const Args& args, const Place& at, int session, c
                     partial_floats;
   const std::int64_t step = static_cast<std::int64_t>(cluster) * partial_floats;
 
-  for (int i = tid; i < heads.count * quads; i += kThreads) {
+  for (int i = tid; i < heads.count * quads; i += R::kThreads) {
     const int row = i / quads;
     const int column = i % quads * 4;
     const Partial all = partials_merge(peers, [&](int peer) -> Partial {
@@ -130,7 +130,7 @@ __device__ void results_reduce(const Args& args, const Place& at, int session, c
     }
     __syncthreads();
     if (*flag != 0) {
-      for (int i = tid; i < heads.count * quads; i += kThreads) {
+      for (int i = tid; i < heads.count * quads; i += R::kThreads) {
         const int row = i / quads;
         const int column = i % quads * 4;
         const Partial all = partials_merge(partials, [&](int k) -> Partial {

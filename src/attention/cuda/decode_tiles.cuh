@@ -6,15 +6,15 @@
 
 namespace lca::cuda::decoding {
 
-inline constexpr int kThreads = 256;
-inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kTile = 64;  ///< entries of a tile
 inline constexpr int kMostStages = 6;
 
 /// An entry as one row of bf16: first part, second part. MLA: latent, RoPE key; the score takes
 /// both, the value is the latent. GQA: key, value.
-template <Form kForm_, int kSemantic_, int kPositional_, int kHeadTiles_>
+template <Form kForm_, int kSemantic_, int kPositional_, int kHeadTiles_, int kWarps_>
 struct Row {
+  static constexpr int kWarps = kWarps_;  ///< of a block
+  static constexpr int kThreads = 32 * kWarps;
   static constexpr bool kMla = kForm_ == Form::mla;
   static constexpr int kSemantic = kSemantic_;
   static constexpr int kPositional = kPositional_;
@@ -48,15 +48,10 @@ struct Row {
   }
 
   static_assert(kWidth % 16 == 0 && kFirst % 16 == 0 && kSecond % 8 == 0 && kScore % 32 == 0);
-  static_assert(kValue % 64 == 0, "8 warps and 8 blocks of a cluster share the columns");
+  static_assert(kWarps == 8 || kWarps == 16);
+  static_assert(kValue % 64 == 0 && kValue / kWarps % 8 == 0, "warps and blocks share the columns");
   static_assert(!kMla || kSemantic % kScaleBlock == 0);
   static_assert(kScales <= 7, "eight threads load a row's scales and its bias");
-};
-
-/// What a block knows of its session.
-struct Kept {
-  SessionView view;
-  Place at;
 };
 
 /// Shared memory of a block: stages (raw rows, as they come), `work` (a quantised tile as bf16),
@@ -76,7 +71,9 @@ struct Memory {
   static constexpr bool kScoresApart = !kQuant || kStageBytes < kScoreBytes;
   static constexpr int kWeightBytes = R::kRows * kTile * 2;
 
-  static constexpr int kKeptBytes = R::kHeadTiles > 1 ? static_cast<int>(sizeof(Kept)) : 0;
+  /// Where registers are short, a block knows its place from shared memory.
+  static constexpr bool kPlaceKept = R::kHeadTiles > 1 || R::kWarps > 8;
+  static constexpr int kKeptBytes = kPlaceKept ? static_cast<int>(sizeof(Place)) : 0;
 
   static constexpr int bytes(int stages) {
     return kWorkBytes + stages * (kStageBytes + kMetaFloats * 4) +
@@ -209,8 +206,8 @@ struct Tiles {
   }
 };
 
-/// Brings tiles to shared memory. Eight threads load a row, 128 bytes at a time; a thread has rows
-/// threadIdx.x / 8 and 32 more. Page numbers are fetched one tile ahead.
+/// Brings tiles to shared memory. Eight threads load a row, 128 bytes at a time; a thread has row
+/// threadIdx.x / 8 and, with 8 warps, 32 more. Page numbers are fetched one tile ahead.
 template <typename R, bool kQuant>
 struct Loader {
   const Args& args;
@@ -219,15 +216,17 @@ struct Loader {
   const Tiles<R, kQuant>& tiles;
   int session;
   int kv;
-  int page[2];
+  static constexpr int kRowStep = R::kThreads / 8;
+  static constexpr int kPasses = kTile / kRowStep;
+  int page[kPasses];
 
   __device__ void pages_fetch(int index) {
     if (index >= tiles.group_tiles) return;
     const int first = at.first + index * kTile + static_cast<int>(threadIdx.x) / 8;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int j = first + 32 * half;
-      page[half] = j < tiles.group_end ? __ldg(view.pages + j / kPageRows) : 0;
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int j = first + kRowStep * pass;
+      page[pass] = j < tiles.group_end ? __ldg(view.pages + j / kPageRows) : 0;
     }
   }
 
@@ -237,13 +236,13 @@ struct Loader {
     const int kv_heads = R::kMla ? 1 : args.kv_heads;
     const GroupPool& pool = args.step.pool;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = static_cast<int>(threadIdx.x) / 8 + 32 * half;
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int r = static_cast<int>(threadIdx.x) / 8 + kRowStep * pass;
       const int entry = tile.first + r;
       const bool real = r < tile.count;
       if (tile.groups) {
         const std::int64_t row =
-            (static_cast<std::int64_t>(page[half]) * kPageRows + entry % kPageRows) * kv_heads + kv;
+            (static_cast<std::int64_t>(page[pass]) * kPageRows + entry % kPageRows) * kv_heads + kv;
         // The representative of this very step is not in its page yet.
         if (real && at.leaves && entry == at.groups - 1) continue;
         if (real && pool.bias != nullptr && part == 7) {
@@ -339,7 +338,7 @@ __device__ inline void chunk_dequantise(GroupType type, const uint4& raw, float 
 template <typename R>
 __device__ void tile_dequantise(GroupType type, const unsigned char* stage, const float* scales,
                                 const Tile& tile, int skip, unsigned char* work) {
-  for (int i = threadIdx.x; i < tile.rows() * R::kRawChunks; i += kThreads) {
+  for (int i = threadIdx.x; i < tile.rows() * R::kRawChunks; i += R::kThreads) {
     const int row = i / R::kRawChunks;
     const int chunk = i % R::kRawChunks;
     if (row == skip) continue;
