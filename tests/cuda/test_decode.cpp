@@ -104,6 +104,27 @@ TEST(CudaDecode, OneBlockReadsManyTiles) {
   }
 }
 
+TEST(CudaDecode, BlocksOfManyPagesStream) {
+  LCA_NEEDS_GPU();
+  // Chunks of whole pages: on Hopper the kernel for many entries a block.
+  DecodeCase c;
+  c.steps = 3;
+  c.seed = 450;
+  const auto run = [&](std::size_t which, std::int64_t chunk, std::vector<std::int64_t> lengths) {
+    c.name = "pages, chunk " + std::to_string(chunk) + ", " + shapes()[which].name;
+    c.shape = shapes()[which].shape;
+    c.chunk = chunk;
+    c.lengths = std::move(lengths);
+    ++c.seed;
+    expect_right(c);
+  };
+  c.settings = settings_of(4, 130, 5, Mass::score);
+  run(0, 256, {135 + 4 * 200 - 1, 2, 135 + 4 * 64 - 3});
+  run(0, 2048, {135 + 4 * 190 - 2});
+  c.settings = settings_of(2, 270, 0, Mass::none);
+  run(1, 320, {270 + 2 * 256 - 1, 271});
+}
+
 TEST(CudaDecode, AllSixteenPoolings) {
   LCA_NEEDS_GPU();
   const Pool pools[] = {Pool::weighted, Pool::mean, Pool::max, Pool::select};

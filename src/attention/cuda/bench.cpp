@@ -213,10 +213,16 @@ Timed bench_condense(const BenchSetup& setup, std::int64_t length, CondenseWork 
   }
   return time_graph(stream, sets, 200, [&](int index) {
     const auto set = static_cast<std::size_t>(index);
-    if (work == CondenseWork::streaming) {
-      query_means(shape, reduce, layout, 0, queries[set], 0, groups, means[set], stream);
+    const bool fused = work == CondenseWork::streaming && mla && query_summary_pays(groups) &&
+                       query_summary_fits(shape, reduce, layout, queries[set], 0, w_uk);
+    if (fused) {
+      query_summary(shape, layout, queries[set], 0, groups, w_uk, summary, stream);
+    } else {
+      if (work == CondenseWork::streaming) {
+        query_means(shape, reduce, layout, 0, queries[set], 0, groups, means[set], stream);
+      }
+      if (mla) summary_absorb(shape, reduce, means[set], means_count, w_uk, summary, stream);
     }
-    if (mla) summary_absorb(shape, reduce, means[set], means_count, w_uk, summary, stream);
     condense(jobs[set], stream);
   });
 }

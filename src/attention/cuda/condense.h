@@ -46,6 +46,22 @@ void rope_query_means(const AttentionShape& shape, const Layout& layout, const Q
 void summary_absorb(const AttentionShape& shape, HeadReduce reduce, const QueryMeans& means,
                     std::int64_t count, const bf16* w_uk, float* summary, cudaStream_t stream);
 
+/// query_means and summary_absorb in one kernel, for MLA and the head reductions `mean` and `sum`:
+/// summary [count][d_c + d_r] float of groups [first_group, first_group + count), those of
+/// layout.summary_range(j, 0). Queries are read once and means never leave the GPU's cores. w_uk
+/// [H][d_n][d_c] bf16; `summary` is aligned to 16 bytes.
+void query_summary(const AttentionShape& shape, const Layout& layout, const QueryRows& queries,
+                   std::int64_t first_group, std::int64_t count, const bf16* w_uk, float* summary,
+                   cudaStream_t stream);
+
+/// Whether query_summary can: it knows the widths of DeepSeek-V2 and MiniCPM3, rows at multiples of
+/// 16 bytes, and ranges that are not cut off at position 0 (group first_group decides).
+bool query_summary_fits(const AttentionShape& shape, HeadReduce reduce, const Layout& layout,
+                        const QueryRows& queries, std::int64_t first_group, const bf16* w_uk);
+
+/// Whether it is the faster way for so many groups at once.
+bool query_summary_pays(std::int64_t count);
+
 /// Scores, pools and selects groups whose tokens lie in consecutive rows.
 struct Condense {
   AttentionShape shape;

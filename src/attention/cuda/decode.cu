@@ -123,7 +123,8 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
     if (slots == 0) break;
     const int most_blocks = cluster == 1 ? kMostPartials : 2 * gpu.multiprocessors;
     for (int blocks = cluster; blocks <= most_blocks; blocks += cluster) {
-      const std::int64_t chunk = (most + blocks - 1) / blocks;
+      std::int64_t chunk = (most + blocks - 1) / blocks;
+      if (chunk >= kStreamChunk) chunk = (chunk + kPageRows - 1) / kPageRows * kPageRows;
       std::int64_t running = 0;
       for (int i = 0; i < batch; ++i) {
         const std::int64_t used = (entries_at(layout, lengths[i], longest) + chunk - 1) / chunk;
@@ -199,6 +200,8 @@ void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels
   args.partials = reinterpret_cast<float*>(static_cast<char*>(workspace) + counter_bytes(plan));
   if (!kernel.fast) {
     launch_generic(args, stream);
+  } else if (kernels == Kernels::fast && stream_fits(args)) {
+    launch_stream(args, stream);
   } else if (step.shape.form == Form::mla) {
     launch_mla(args, stream);
   } else {

@@ -25,6 +25,7 @@ struct Args {
   float bias_all = 0;  ///< on every representative's logit (natural log)
   float reduce = 1;    ///< ρ of the head reduction
   int chunk = 0;
+  int align = 1;  ///< chunks are multiples of it
   int blocks = 0;
   int cluster = 1;
   int jobs = 1;
@@ -46,6 +47,10 @@ struct Shape {
 Shape kernel_shape(const AttentionShape& shape, const Settings& settings);
 
 void launch_mla(const Args& args, cudaStream_t stream);
+/// Hopper's kernel for blocks that read kStreamChunk entries or more.
+inline constexpr int kStreamChunk = 256;
+bool stream_fits(const Args& args);
+void launch_stream(Args args, cudaStream_t stream);
 void launch_gqa(const Args& args, cudaStream_t stream);
 /// Blocks of these kernels that run at once in clusters of this size.
 int slots_mla(const AttentionShape& shape, int cluster);
@@ -77,6 +82,12 @@ struct Place {
   __device__ bool owns_newest_token() const { return first < entries && last == entries; }
 };
 
+/// Entries of a block: the plan's chunk, or more where the session has outgrown the plan.
+__device__ inline int chunk_of(const Args& args, int entries) {
+  const int even = (entries + args.blocks - 1) / args.blocks;
+  return max(args.chunk, (even + args.align - 1) / args.align * args.align);
+}
+
 __device__ inline Place place_of(const Args& args, const SessionView& view, int block) {
   Place at;
   // Read as volatile: the last block of the session changes it in this launch.
@@ -89,9 +100,7 @@ __device__ inline Place place_of(const Args& args, const SessionView& view, int 
   at.ring = view.ring;
   at.entries = static_cast<int>(seen.pairs());
   at.leaves = at.groups > 0 && args.layout.group_exit(seen.groups - 1) == at.n - 1;
-  // The plan's chunk, or more where the session has outgrown the plan.
-  const int even = (at.entries + args.blocks - 1) / args.blocks;
-  const int chunk = even > args.chunk ? even : args.chunk;
+  const int chunk = chunk_of(args, at.entries);
   at.first = min(block * chunk, at.entries);
   at.last = min(at.first + chunk, at.entries);
   return at;
@@ -99,8 +108,7 @@ __device__ inline Place place_of(const Args& args, const SessionView& view, int 
 
 /// Blocks of a job that have entries.
 __device__ inline int active_blocks(const Args& args, const Place& at) {
-  const int even = (at.entries + args.blocks - 1) / args.blocks;
-  const int chunk = even > args.chunk ? even : args.chunk;
+  const int chunk = chunk_of(args, at.entries);
   return (at.entries + chunk - 1) / chunk;
 }
 

@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   constexpr int kHeadTiles = R::kHeadTiles;
   constexpr int kSteps = R::kScore / 32;            // k-steps of 16 columns in one half of the key
   constexpr int kWarps = R::kWarps;
+  static_assert((kWarps == 8 || kWarps == 16) && R::kValue / kWarps % 8 == 0);
   constexpr int kEntries = 2 * kTile / kWarps;      // of a tile, whose scores one warp makes
   constexpr int kColumns = R::kValue / kWarps;      // of the value, for one warp
   constexpr int kChains = kHeadTiles == 1 ? 2 : 1;  // enough independent products to hide latency

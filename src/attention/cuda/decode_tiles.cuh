@@ -48,8 +48,7 @@ struct Row {
   }
 
   static_assert(kWidth % 16 == 0 && kFirst % 16 == 0 && kSecond % 8 == 0 && kScore % 32 == 0);
-  static_assert(kWarps == 8 || kWarps == 16);
-  static_assert(kValue % 64 == 0 && kValue / kWarps % 8 == 0, "warps and blocks share the columns");
+  static_assert(kValue % 64 == 0, "8 blocks of a cluster share the columns");
   static_assert(!kMla || kSemantic % kScaleBlock == 0);
   static_assert(kScales <= 7, "eight threads load a row's scales and its bias");
 };

@@ -11,7 +11,7 @@ namespace lca::cuda {
 namespace {
 
 /// Groups that are condensed together: bounds the memory of their query means.
-constexpr std::int64_t kSlice = 4096;
+constexpr std::int64_t kSlice = 8448;  // 64 for each multiprocessor of an H200
 
 }  // namespace
 
@@ -187,6 +187,12 @@ const float* Layer::State::summaries(const Layout& law, std::int64_t prompt,
     means.rope = transfer_.room<float>(means_rope_, count * summary_width_);
     query_means(shape_, reduce, law, prompt, queries, first, count, means, stream_);
     return means.rope;
+  }
+  if (prompt == 0 && query_summary_pays(count) &&
+      query_summary_fits(shape_, reduce, law, queries, first, w_uk_.as<bf16>())) {
+    float* fused = transfer_.room<float>(summary_, count * summary_width_);
+    query_summary(shape_, law, queries, first, count, w_uk_.as<bf16>(), fused, stream_);
+    return fused;
   }
   means.nope = transfer_.room<bf16>(means_nope_, count * 2 * shape_.heads * shape_.d_nope);
   means.rope = transfer_.room<float>(means_rope_, count * shape_.heads * shape_.d_rope);
