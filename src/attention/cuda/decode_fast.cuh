@@ -13,8 +13,6 @@
 ///     through shared memory;
 ///   softmax: each warp has one or two heads of every 16;
 ///   values: each warp has its share of the columns; weights as bf16 from shared memory.
-/// The wide MLA rows have 16 warps, because a tile is a chain of short steps: with 8 warps latencies
-/// were twice as long as the loads.
 /// Three barriers a tile (four where a quantised tile is made bf16 first).
 ///
 /// Shared memory (V2-Lite, bf16): 3 stages of 72 KiB, scores 8 KiB, weights 2 KiB, bias 0.75 KiB:
@@ -33,7 +31,7 @@ template <typename R, bool kQuant>
 __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
   using Room = Memory<R, kQuant>;
   constexpr int kHeadTiles = R::kHeadTiles;
-  constexpr int kSteps = R::kScore / 32;            // k-steps of 16 columns in one half of the key
+  constexpr int kSteps = R::kScore / 32;  // k-steps of 16 columns in one half of the key
   constexpr int kWarps = R::kWarps;
   static_assert((kWarps == 8 || kWarps == 16) && R::kValue / kWarps % 8 == 0);
   constexpr int kEntries = 2 * kTile / kWarps;      // of a tile, whose scores one warp makes

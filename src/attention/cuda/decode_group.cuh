@@ -101,7 +101,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
   float* mean = scratch;
   float* scores = mean + R::kScore;
   float* weights = scores + group;
-  float* sums = weights + group;                               // one per warp
+  float* sums = weights + group;                                  // one per warp
   auto* largest = reinterpret_cast<unsigned*>(sums + R::kWarps);  // one per scale
   const RingRows<R> rows{R::kMla ? view.semantic : view.positional,
                          R::kMla ? view.positional : view.semantic, kv_heads, kv};

@@ -10,7 +10,7 @@ namespace lca::cuda::decoding {
 void launch_mla(const Args& args, cudaStream_t stream) {
   const bool quantised = args.step.pool.type != GroupType::bf16;
   if (args.step.shape.d_latent == 512) {
-    quantised ? kernel_launch<MlaWide, true>(args, stream)
+    quantised ? kernel_launch<MlaWideQuantised, true>(args, stream)
               : kernel_launch<MlaWide, false>(args, stream);
   } else {
     quantised ? kernel_launch<MlaNarrow, true>(args, stream)

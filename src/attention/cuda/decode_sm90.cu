@@ -88,7 +88,6 @@ __device__ __forceinline__ void exact_load(const Args& args, const SessionView& 
                  source + part * 8, real);
     }
   }
-  copy_commit();
 }
 
 __device__ __forceinline__ void page_load(const CUtensorMap& semantic,
@@ -106,48 +105,23 @@ __device__ __forceinline__ void page_load(const CUtensorMap& semantic,
                                0, row);
 }
 
-/// Brings tiles into their stages; all 128 threads of the producer warp group come here. Exact
-/// tiles are announced one tile late, so that two of them are under way.
-struct Producer {
-  const Args& args;
-  const CUtensorMap& semantic;
-  const CUtensorMap& positional;
-  const SessionView& view;
-  const Place& at;
-  Shared& shared;
-  int session;
-  int pending = -1;  ///< stage of an exact tile that is not announced yet
-
-  __device__ __forceinline__ void load(const Tile& tile, int page, int stage) {
-    Barrier& full = shared.full[stage];
-    if (tile.groups) {
-      if (threadIdx.x == 0) {
-        page_load(semantic, positional, full, shared.stage[stage], page * kPageRows);
-      } else {
-        full.arrive();
-      }
-      return;
-    }
+/// Tile into its stage; all 128 threads of the producer warp group come here, and each announces
+/// its part: TMA when its bytes are there, cp.async when this thread's copies are.
+__device__ __forceinline__ void tile_load(const Args& args, const CUtensorMap& semantic,
+                                          const CUtensorMap& positional, const SessionView& view,
+                                          const Place& at, const Tile& tile, int page, int session,
+                                          Shared& shared, int stage) {
+  Barrier& full = shared.full[stage];
+  if (!tile.groups) {
     exact_load(args, view, at, tile, session, shared.stage[stage]);
-    if (pending >= 0) {
-      copy_wait<1>();
-      announce();
-    }
-    pending = stage;
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&full))
+                 : "memory");
+  } else if (threadIdx.x == 0) {
+    page_load(semantic, positional, full, shared.stage[stage], page * kPageRows);
+  } else {
+    full.arrive();
   }
-
-  __device__ __forceinline__ void finish() {
-    if (pending < 0) return;
-    copy_wait<0>();
-    announce();
-  }
-
- private:
-  __device__ __forceinline__ void announce() {
-    async_proxy_fence();
-    shared.full[pending].arrive();
-  }
-};
+}
 
 /// The page of a tile of representatives, for the one thread that asks TMA for it.
 __device__ __forceinline__ int page_of(const SessionView& view, const Tile& tile) {
@@ -180,7 +154,11 @@ class Consumer {
   __device__ __forceinline__ void tile(const Tile& tile, int fresh, std::uint32_t phase) {
     unsigned char* const stage = shared_.stage[group_];
     shared_.full[group_].wait(phase);
-    if (tile.groups && (tile.count < kTile || fresh >= 0)) tile_mend(tile, fresh, stage);
+    if (!tile.groups) {
+      async_proxy_fence();  // cp.async wrote it, wgmma reads it
+    } else if (tile.count < kTile || fresh >= 0) {
+      tile_mend(tile, fresh, stage);
+    }
     scores(stage);
     softmax(tile, fresh);
     outputs(stage);
@@ -251,18 +229,23 @@ class Consumer {
   __device__ __forceinline__ void scores(const unsigned char* stage) {
     const std::uint32_t k = shared_address(stage) / 16;
     const std::uint32_t q = shared_address(shared_.query) / 16;
+    float odd[8];  // two chains: products this narrow are shorter than their latency
     accumulators_fence(s_);
+    accumulators_fence(odd);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int c = 0; c < R::kScore; c += 16) {
       const int panel = c / 64, inside = (c & 63) * 2;
-      product<ScoreAtom>(s_, descriptor<128>(k, panel * kPanelBytes + inside),
-                         descriptor<128>(q, panel * kQueryPanelBytes + inside), c > 0,
+      product<ScoreAtom>(c & 16 ? odd : s_, descriptor<128>(k, panel * kPanelBytes + inside),
+                         descriptor<128>(q, panel * kQueryPanelBytes + inside), c >= 32,
                          std::make_index_sequence<8>());
     }
     cute::warpgroup_commit_batch();
     cute::warpgroup_wait<0>();
     accumulators_fence(s_);
+    accumulators_fence(odd);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) s_[i] += odd[i];
   }
 
   /// Scores to weights in shared memory. Thread: entries lane / 4 and + 8 of its warp's 16.
@@ -341,9 +324,9 @@ class Consumer {
     for (int m = 0; m < kOutputTiles; ++m) accumulators_fence(o_[m]);
     cute::warpgroup_arrive();
 #pragma unroll
-    for (int m = 0; m < kOutputTiles; ++m) {
+    for (int n = 0; n < kTile; n += 16) {
 #pragma unroll
-      for (int n = 0; n < kTile; n += 16) {
+      for (int m = 0; m < kOutputTiles; ++m) {
         product<OutputAtom>(o_[m], descriptor<128>(v, m * kPanelBytes + n * 128, kPanelBytes),
                             descriptor<128>(p, n * 2), true, std::make_index_sequence<8>());
       }
@@ -395,11 +378,11 @@ __global__ void __launch_bounds__(R::kThreads, 1)
 
   // The first two tiles are on their way before anything else happens.
   const Tiles<R, false> tiles(at);
-  Producer producer{args, semantic, positional, view, at, shared, session};
   if (role == 0) {
     for (int i = 0; i < min(2, tiles.count); ++i) {
       const Tile tile = tiles(at, i);
-      producer.load(tile, page_of(view, tile), i);
+      tile_load(args, semantic, positional, view, at, tile, page_of(view, tile), session, shared,
+                i);
     }
   }
   for (int i = tid; i < kHeads * R::kChunks; i += R::kThreads) {
@@ -431,9 +414,8 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       const Tile tile = tiles(at, i);
       const int page = page_of(view, tile);
       shared.empty[i & 1].wait((i / 2 & 1) ^ 1);
-      producer.load(tile, page, i & 1);
+      tile_load(args, semantic, positional, view, at, tile, page, session, shared, i & 1);
     }
-    producer.finish();
     __syncthreads();
     __syncthreads();
     __syncthreads();

@@ -74,21 +74,7 @@ struct Plan {
 
 // --- instructions ------------------------------------------------------------------------------
 
-// For data that is read once: it shall not drive W_uk out of the L2 cache.
-__device__ __forceinline__ std::uint64_t policy_once() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-__device__ __forceinline__ void copy_once(std::uint32_t to, const bf16* from,
-                                          std::uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "l"(policy)
-               : "memory");
-}
-
-__device__ __forceinline__ void copy_kept(std::uint32_t to, const bf16* from) {
+__device__ __forceinline__ void copy_chunk(std::uint32_t to, const bf16* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
@@ -133,13 +119,12 @@ struct Source {
   }
 
   // Copies the next kBatch vectors to slots at `slot` on. A unit's last batch may be short.
-  __device__ __forceinline__ void batch_copy(const SummaryJob& job, std::uint32_t slot,
-                                             std::uint64_t policy) {
+  __device__ __forceinline__ void batch_copy(const SummaryJob& job, std::uint32_t slot) {
     if (head >= job.heads) return;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (row + i < job.queries) {
-        copy_once(slot + static_cast<std::uint32_t>(i * P::kSlotBytes), from, policy);
+        copy_chunk(slot + static_cast<std::uint32_t>(i * P::kSlotBytes), from);
       }
       from += stride;
     }
@@ -206,8 +191,8 @@ __device__ __forceinline__ void unit_finish(unsigned char* shared, float (&sum)[
 template <typename P>
 __device__ __forceinline__ void weights_copy(std::uint32_t stage, const bf16* from, int lane) {
   const std::uint32_t to = stage + (lane / 4) * 64 + (((lane % 4) ^ (lane / 8 % 4)) << 4);
-  copy_kept(to, from);
-  copy_kept(to + 512, from + 8 * P::kLatents);  // 8 rows on: the same bits 1 and 2
+  copy_chunk(to, from);
+  copy_chunk(to + 512, from + 8 * P::kLatents);  // 8 rows on: the same bits 1 and 2
 }
 
 // sums[64 × 32] += means[64 × 16 of step k]·W_uk[16 × 32], high and low part.
@@ -246,7 +231,6 @@ __global__ __launch_bounds__(P::kThreads,
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const std::uint64_t policy = policy_once();
   const int unit_batches = (job.queries + kBatch - 1) / kBatch;
   // Batches that each step takes: three units of the next head in the steps of one.
   const int step_batches = (3 * unit_batches + P::kSteps - 1) / P::kSteps;
@@ -276,7 +260,7 @@ __global__ __launch_bounds__(P::kThreads,
   source.aim(job);
 #pragma unroll 1
   for (int i = 0; i < P::kBatches; ++i) {
-    source.batch_copy(job, ring + i * kBatch * P::kSlotBytes, policy);
+    source.batch_copy(job, ring + i * kBatch * P::kSlotBytes);
     copies_close();
   }
 
@@ -294,7 +278,7 @@ __global__ __launch_bounds__(P::kThreads,
     raw[1] = *reinterpret_cast<const uint4*>(from + P::kSlotBytes);
     vector_add(sum, raw[0]);
     if (unit_left > 1 || is_even) vector_add(sum, raw[1]);  // else nothing was copied
-    source.batch_copy(job, ring + slot, policy);
+    source.batch_copy(job, ring + slot);
     copies_close();
     slot += kBatch * P::kSlotBytes;
     if (slot == kRingBytes) slot = 0;
