@@ -1,5 +1,6 @@
 #include "model_flags.h"
 
+#include "attention/cuda/layer.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/text.h"
@@ -84,6 +85,7 @@ void ModelFlags::add_common(CLI::App& app, const std::string& precision,
                  "what products are computed in; auto: bf16 where the processor has it", precision);
   weights_.add(app);
   chunk_.add(app, "--chunk", "N", "tokens of a prompt read together; tuned unless given");
+  device_.add(app, "--device", "cpu|cuda", "where the model runs", "cpu");
   common_.add(app);
   knobs_.add(app, method_flag, KnobFlags::ScaleFlag::no);
 }
@@ -95,6 +97,17 @@ void ModelFlags::check() const {
   threads();
   adapter_parse(adapter_.text);
   knobs_.apply(Settings{});
+  device_check();
+}
+
+void ModelFlags::device_check() const {
+  static constexpr std::string_view kNames[] = {"cpu", "cuda"};
+  if (choice_parse("--device", device_.text, kNames) == 0) return;
+  const std::string missing = cuda::unavailable();
+  if (!missing.empty()) fail_input("--device cuda: {}", missing);
+  fail_input(
+      "--device cuda: whole models do not run on the GPU yet, only attention layers (lca op, "
+      "lca bench attention); use --device cpu");
 }
 
 Precision ModelFlags::precision() const {

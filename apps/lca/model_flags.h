@@ -71,12 +71,13 @@ class ModelFlags {
   void add_common(CLI::App& app, const std::string& precision, KnobFlags::MethodFlag method_flag);
   Precision precision() const;
   std::int64_t chunk() const;
+  void device_check() const;
 
   ModelArgument model_;
   CommonFlags common_;
   KnobFlags knobs_;
   WeightsFlag weights_;
-  TextFlag adapter_, precision_, chunk_;
+  TextFlag adapter_, precision_, chunk_, device_;
 };
 
 /// The settings a checkpoint's layers start from: its adapter's (`folder` may be empty), its own,

@@ -236,6 +236,8 @@ TEST(LogitsCommand, RefusesWhatIsNoToken) {
                             {"--tokens", "1", "--tokens-file", "x"},
                             {"--tokens-file", "/nowhere"},
                             {"--tokens", "1", "--precision", "f16"},
+                            {"--tokens", "1", "--device", "gpu"},
+                            {"--tokens", "1", "--device", "cuda"},
                             {"--tokens", "1", "--chunk", "0"},
                             {"--tokens", "1", "--out", "/nowhere/out"},
                             {"--tokens", "1", "--adapter", "/nowhere"}}) {

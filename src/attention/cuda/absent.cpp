@@ -7,7 +7,7 @@
 namespace lca::cuda {
 
 std::string unavailable() {
-  return "this build has no CUDA; build with `make cuda` (needs nvcc), or use --backend cpu";
+  return "this build has no CUDA; build with `make cuda` (needs nvcc), or use the CPU";
 }
 
 struct Layer::State {};

@@ -109,6 +109,7 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
   if (batch == 0) return {};
   std::int64_t most = 1;
   for (int i = 0; i < batch; ++i) most = std::max(most, entries_at(layout, lengths[i], longest));
+  const std::int64_t exact = std::min(most, layout.window + layout.sink);
   const double partial_entries =
       static_cast<double>(kernel.rows * shape.d_semantic() * 4) /
       static_cast<double>((shape.d_semantic() + shape.d_positional()) * 2);
@@ -124,7 +125,11 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
     const int most_blocks = cluster == 1 ? kMostPartials : 2 * gpu.multiprocessors;
     for (int blocks = cluster; blocks <= most_blocks; blocks += cluster) {
       std::int64_t chunk = (most + blocks - 1) / blocks;
-      if (chunk >= kStreamChunk) chunk = (chunk + kPageRows - 1) / kPageRows * kPageRows;
+      if (chunk >= kStreamChunk) {
+        // Whole pages. The last block has the exact tokens, which come slower, and condenses.
+        chunk = (most + exact / 2 + blocks - 1) / blocks;
+        chunk = (chunk + kPageRows - 1) / kPageRows * kPageRows;
+      }
       std::int64_t running = 0;
       for (int i = 0; i < batch; ++i) {
         const std::int64_t used = (entries_at(layout, lengths[i], longest) + chunk - 1) / chunk;

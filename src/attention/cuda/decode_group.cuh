@@ -54,7 +54,7 @@ __device__ float2 query_sum(const Args& args, int session, int kv, int pair) {
                       (static_cast<std::int64_t>(session) * args.heads + kv * sharing) * R::kScore +
                       2 * pair;
   float2 sum{0.f, 0.f};
-#pragma unroll 8
+#pragma unroll 16
   for (int h = 0; h < sharing; ++h) {
     const float2 value =
         pair_values(*reinterpret_cast<const std::uint32_t*>(query + h * R::kScore));
@@ -71,7 +71,7 @@ __device__ float2 pooled_pair(Pool how, const RingRows<R>& rows, const Place& at
   float2 sum{0.f, 0.f};
   if (how == Pool::max) sum = {-INFINITY, -INFINITY};
   int row = at.position_row(begin);
-#pragma unroll 8
+#pragma unroll 16
   for (int i = 0; i < group; ++i) {
     const float2 value = pair_values(rows.pair(row, pair));
     row = row + 1 == at.sink + at.ring ? at.sink : row + 1;
@@ -108,13 +108,14 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
 
   // q̄: the queries before this step's from the ring of summaries, this step's as it was given.
   const int j = at.groups - 1;
+  const std::int64_t page = view.pages[j / kPageRows];  // asked for early, wanted last
   const Range range = args.layout.summary_range(j, 0);
   const int queries = static_cast<int>(args.layout.summary_queries);
   const int before = static_cast<int>(range.size()) - 1;
   for (int pair = tid; pair < R::kScore / 2; pair += R::kThreads) {
     float2 sum = query_sum<R>(args, session, kv, pair);
     int row = static_cast<int>(range.begin % queries);
-#pragma unroll 8
+#pragma unroll 16
     for (int i = 0; i < before; ++i) {
       const auto* source = reinterpret_cast<const float2*>(
           view.summary + (static_cast<std::int64_t>(row) * kv_heads + kv) * R::kScore);
@@ -130,16 +131,23 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
 
   const int begin = static_cast<int>(args.layout.group_range(j).begin);
   const float score_factor = args.step.scale * args.reduce;
-  for (int i = warp; i < group; i += R::kWarps) {
+  for (int i = warp; i < group; i += 2 * R::kWarps) {  // two rows at once: their loads overlap
+    const int count = min(2, (group - i + R::kWarps - 1) / R::kWarps);
     const int row = at.position_row(begin + i);
-    float dot = 0;
+    const int next = count == 2 ? at.position_row(begin + i + R::kWarps) : row;
+    float dot[2] = {0.f, 0.f};
 #pragma unroll 9
     for (int pair = lane; pair < R::kScore / 2; pair += 32) {
       const float2 value = pair_values(rows.pair(row, pair));
-      dot += mean[2 * pair] * value.x + mean[2 * pair + 1] * value.y;
+      const float2 other = pair_values(rows.pair(next, pair));
+      dot[0] += mean[2 * pair] * value.x + mean[2 * pair + 1] * value.y;
+      dot[1] += mean[2 * pair] * other.x + mean[2 * pair + 1] * other.y;
     }
-    dot = warp_sum(dot);
-    if (lane == 0) scores[i] = dot * score_factor;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float sum = warp_sum(dot[k]);
+      if (lane == 0 && k < count) scores[i + k * R::kWarps] = sum * score_factor;
+    }
   }
   __syncthreads();
   const GroupWeights softmax = group_weights(scores, group);
@@ -175,10 +183,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
                                            : args.bias_all;
 
   const GroupPool& pool = args.step.pool;
-  const std::int64_t at_row =
-      (static_cast<std::int64_t>(view.pages[j / kPageRows]) * kPageRows + j % kPageRows) *
-          kv_heads +
-      kv;
+  const std::int64_t at_row = (page * kPageRows + j % kPageRows) * kv_heads + kv;
   const float most = quantised_largest(pool.type);
 #pragma unroll
   for (int k = 0; k < NewGroup<R>::kPairs; ++k) {

@@ -65,27 +65,35 @@ __device__ __forceinline__ void product(float* d, std::uint64_t a, std::uint64_t
 
 // --- producer ----------------------------------------------------------------------------------
 
-/// A tile of exact tokens, by all threads of the producer warp group.
+/// A tile of exact tokens, by all threads of the producer warp group. `start` is where in the ring
+/// the window begins: one division for the whole step.
 __device__ __forceinline__ void exact_load(const Args& args, const SessionView& view,
-                                           const Place& at, const Tile& tile, int session,
-                                           unsigned char* stage) {
+                                           const Place& at, const Tile& tile, int start,
+                                           int session, unsigned char* stage) {
   const int part = threadIdx.x % 8;
-  for (int row = static_cast<int>(threadIdx.x) / 8; row < kTile; row += 16) {
+  const int window_first = at.groups + at.sink_size;  // in the list
+#pragma unroll
+  for (int i = 0; i < kTile / 16; ++i) {
+    const int row = static_cast<int>(threadIdx.x) / 8 + 16 * i;
     const bool real = row < tile.count;
     const int entry = tile.first + row;
     // The newest token comes from where it was given: nobody waits for the ring.
     const bf16* semantic = args.step.semantic + std::int64_t{session} * R::kSemantic;
     const bf16* positional = args.step.positional + std::int64_t{session} * R::kPositional;
     if (real && entry != at.entries - 1) {
-      const std::int64_t from = at.exact_row(entry - at.groups);
+      int in_ring = start + entry - window_first;
+      if (in_ring >= at.ring) in_ring -= at.ring;
+      const std::int64_t from = entry < window_first ? entry - at.groups : at.sink + in_ring;
       semantic = view.semantic + from * R::kSemantic;
       positional = view.positional + from * R::kPositional;
     }
+    semantic += part * 8;
+    positional += part * 8;
+    const std::uint32_t to = shared_address(stage + chunk_offset(row, part, kPanelBytes));
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const bf16* source = panel < R::kSemantic / 64 ? semantic + panel * 64 : positional;
-      copy_chunk(shared_address(stage + chunk_offset(row, panel * 8 + part, kPanelBytes)),
-                 source + part * 8, real);
+      copy_chunk(to + panel * kPanelBytes,
+                 panel < R::kSemantic / 64 ? semantic + panel * 64 : positional, real);
     }
   }
 }
@@ -109,11 +117,11 @@ __device__ __forceinline__ void page_load(const CUtensorMap& semantic,
 /// its part: TMA when its bytes are there, cp.async when this thread's copies are.
 __device__ __forceinline__ void tile_load(const Args& args, const CUtensorMap& semantic,
                                           const CUtensorMap& positional, const SessionView& view,
-                                          const Place& at, const Tile& tile, int page, int session,
-                                          Shared& shared, int stage) {
+                                          const Place& at, const Tile& tile, int page, int start,
+                                          int session, Shared& shared, int stage) {
   Barrier& full = shared.full[stage];
   if (!tile.groups) {
-    exact_load(args, view, at, tile, session, shared.stage[stage]);
+    exact_load(args, view, at, tile, start, session, shared.stage[stage]);
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&full))
                  : "memory");
   } else if (threadIdx.x == 0) {
@@ -378,11 +386,12 @@ __global__ void __launch_bounds__(R::kThreads, 1)
 
   // The first two tiles are on their way before anything else happens.
   const Tiles<R, false> tiles(at);
+  const int start = max(at.window_begin - at.sink, 0) % at.ring;
   if (role == 0) {
     for (int i = 0; i < min(2, tiles.count); ++i) {
       const Tile tile = tiles(at, i);
-      tile_load(args, semantic, positional, view, at, tile, page_of(view, tile), session, shared,
-                i);
+      tile_load(args, semantic, positional, view, at, tile, page_of(view, tile), start, session,
+                shared, i);
     }
   }
   for (int i = tid; i < kHeads * R::kChunks; i += R::kThreads) {
@@ -414,7 +423,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       const Tile tile = tiles(at, i);
       const int page = page_of(view, tile);
       shared.empty[i & 1].wait((i / 2 & 1) ^ 1);
-      tile_load(args, semantic, positional, view, at, tile, page, session, shared, i & 1);
+      tile_load(args, semantic, positional, view, at, tile, page, start, session, shared, i & 1);
     }
     __syncthreads();
     __syncthreads();

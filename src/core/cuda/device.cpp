@@ -26,7 +26,7 @@ Found device_find() {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
     cudaGetLastError();
-    found.missing = fmt::format("no NVIDIA GPU can be used here ({}); use --backend cpu",
+    found.missing = fmt::format("no NVIDIA GPU can be used here ({}); use the CPU",
                                 status == cudaSuccess ? "none found" : cudaGetErrorString(status));
     return found;
   }
@@ -39,7 +39,7 @@ Found device_find() {
                   properties.totalGlobalMem, properties.sharedMemPerBlockOptin};
   if (properties.major < 8) {
     found.missing = fmt::format(
-        "the GPU {} (compute capability {}.{}) is too old: the kernels need 8.0; use --backend cpu",
+        "the GPU {} (compute capability {}.{}) is too old: the kernels need 8.0; use the CPU",
         properties.name, properties.major, properties.minor);
   }
   return found;
