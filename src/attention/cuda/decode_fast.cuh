@@ -257,7 +257,8 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
         *reinterpret_cast<std::uint32_t*>(weights + head * (kTile * 2) +
                                           (lane / 4 ^ (head & 7)) * 16 + lane % 4 * 4) =
             pair_bits(x, y);
-        if (lane == 0) {  // the other lanes read it before the shuffles
+        __syncwarp();  // every lane has read the old maximum
+        if (lane == 0) {
           rescale[head] = keep;
           stats[head] = {best, after};
         }

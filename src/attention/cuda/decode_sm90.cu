@@ -170,8 +170,7 @@ class Consumer {
     scores(stage);
     softmax(tile, fresh);
     outputs(stage);
-    __syncwarp();
-    if (lane_ == 0) shared_.empty[group_].arrive();
+    shared_.empty[group_].arrive();  // every thread: some have mended rows themselves
   }
 
   /// Maxima and sums of all heads to shared memory.
@@ -378,7 +377,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   if (tid == 0) {
     for (int i = 0; i < 2; ++i) {
       shared.full[i].init(128);
-      shared.empty[i].init(4);
+      shared.empty[i].init(128);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -425,6 +424,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       shared.empty[i & 1].wait((i / 2 & 1) ^ 1);
       tile_load(args, semantic, positional, view, at, tile, page, start, session, shared, i & 1);
     }
+    copy_wait<0>();  // results take the stages' place
     __syncthreads();
     __syncthreads();
     __syncthreads();
