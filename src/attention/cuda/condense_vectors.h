@@ -5,6 +5,10 @@
 
 #include <cstdint>
 
+#if defined(__CUDACC__)
+#include "attention/cuda/warp_ops.cuh"
+#endif
+
 namespace lca::cuda {
 
 /// Whether a pointer may be read 16 bytes at a time.
@@ -75,21 +79,6 @@ __device__ inline void load_floats(const float* from, float (&value)[kVec]) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) value[i] = from[i];
   }
-}
-
-/// The sum, and the maximum, over a warp; every lane gets it. All 32 lanes must take part.
-__device__ inline float warp_sum(float value) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  return value;
-}
-
-__device__ inline float warp_max(float value) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
-  }
-  return value;
 }
 
 #endif

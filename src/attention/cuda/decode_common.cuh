@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "attention/cuda/decode.h"
+#include "attention/cuda/warp_ops.cuh"
 
 namespace lca::cuda::decoding {
 
@@ -192,20 +193,6 @@ __device__ Partial partials_merge(int count, Load load) {
     }
   }
   return all;
-}
-
-__device__ inline float warp_sum(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step >>= 1) value += __shfl_xor_sync(~0u, value, step);
-  return value;
-}
-
-__device__ inline float warp_max(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step >>= 1) {
-    value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-  }
-  return value;
 }
 
 /// Softmax of `count` scores by one warp: the largest, its lowest index, Σ exp(s − largest).

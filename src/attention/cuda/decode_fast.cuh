@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
         const float after = before.y * keep + warp_sum(x + y);
         *reinterpret_cast<std::uint32_t*>(weights + head * (kTile * 2) +
                                           (lane / 4 ^ (head & 7)) * 16 + lane % 4 * 4) =
-            pair_bits(x, y);
+            pack_bf16(x, y);
         __syncwarp();  // every lane has read the old maximum
         if (lane == 0) {
           rescale[head] = keep;

@@ -57,7 +57,7 @@ __device__ float2 query_sum(const Args& args, int session, int kv, int pair) {
 #pragma unroll 16
   for (int h = 0; h < sharing; ++h) {
     const float2 value =
-        pair_values(*reinterpret_cast<const std::uint32_t*>(query + h * R::kScore));
+        unpack_bf16(*reinterpret_cast<const std::uint32_t*>(query + h * R::kScore));
     sum.x += value.x;
     sum.y += value.y;
   }
@@ -67,13 +67,13 @@ __device__ float2 query_sum(const Args& args, int session, int kv, int pair) {
 template <typename R>
 __device__ float2 pooled_pair(Pool how, const RingRows<R>& rows, const Place& at, int begin,
                               int group, const float* weights, int best, int pair) {
-  if (how == Pool::select) return pair_values(rows.pair(at.position_row(begin + best), pair));
+  if (how == Pool::select) return unpack_bf16(rows.pair(at.position_row(begin + best), pair));
   float2 sum{0.f, 0.f};
   if (how == Pool::max) sum = {-INFINITY, -INFINITY};
   int row = at.position_row(begin);
 #pragma unroll 16
   for (int i = 0; i < group; ++i) {
-    const float2 value = pair_values(rows.pair(row, pair));
+    const float2 value = unpack_bf16(rows.pair(row, pair));
     row = row + 1 == at.sink + at.ring ? at.sink : row + 1;
     if (how == Pool::max) {
       sum = {fmaxf(sum.x, value.x), fmaxf(sum.y, value.y)};
@@ -138,8 +138,8 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
     float dot[2] = {0.f, 0.f};
 #pragma unroll 9
     for (int pair = lane; pair < R::kScore / 2; pair += 32) {
-      const float2 value = pair_values(rows.pair(row, pair));
-      const float2 other = pair_values(rows.pair(next, pair));
+      const float2 value = unpack_bf16(rows.pair(row, pair));
+      const float2 other = unpack_bf16(rows.pair(next, pair));
       dot[0] += mean[2 * pair] * value.x + mean[2 * pair + 1] * value.y;
       dot[1] += mean[2 * pair] * other.x + mean[2 * pair + 1] * other.y;
     }
@@ -166,9 +166,9 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
     const Pool how = semantic ? settings.semantic_pool : settings.positional_pool;
     const float2 value = pooled_pair<R>(how, rows, at, begin, group, weights, softmax.best, pair);
     if (2 * pair < R::kScore) own += mean[2 * pair] * value.x + mean[2 * pair + 1] * value.y;
-    made.pairs[k] = pair_bits(value.x, value.y);
+    made.pairs[k] = pack_bf16(value.x, value.y);
     if (args.step.pool.type != GroupType::bf16 && (semantic || !R::kMla)) {
-      const float2 stored = pair_values(made.pairs[k]);
+      const float2 stored = unpack_bf16(made.pairs[k]);
       atomicMax(largest + R::scale_of(2 * pair),
                 __float_as_uint(fmaxf(fabsf(stored.x), fabsf(stored.y))));
     }
@@ -203,14 +203,14 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
     const float magnitude = __uint_as_float(largest[R::scale_of(2 * pair)]);
     const float scale = magnitude / most;
     const float factor = quantising_factor(pool.type, magnitude);
-    const float2 value = pair_values(made.pairs[k]);
+    const float2 value = unpack_bf16(made.pairs[k]);
     const std::uint8_t low = quantise(pool.type, value.x, factor);
     const std::uint8_t high = quantise(pool.type, value.y, factor);
     if (write) {
       *reinterpret_cast<std::uint16_t*>(static_cast<std::uint8_t*>(part) + element) =
           static_cast<std::uint16_t>(low | high << 8);
     }
-    made.pairs[k] = pair_bits(quantised_value(pool.type, low) * scale,
+    made.pairs[k] = pack_bf16(quantised_value(pool.type, low) * scale,
                               quantised_value(pool.type, high) * scale);
   }
   if (write && pool.type != GroupType::bf16 && tid < R::kScales) {

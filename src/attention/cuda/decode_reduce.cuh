@@ -70,8 +70,8 @@ __device__ void result_store(const Args& args, int session, const Heads& heads, 
   const std::int64_t head = static_cast<std::int64_t>(session) * args.heads + heads.first + row;
   const float factor = 1.f / all.sum;
   uint2 packed;
-  packed.x = pair_bits(all.value.x * factor, all.value.y * factor);
-  packed.y = pair_bits(all.value.z * factor, all.value.w * factor);
+  packed.x = pack_bf16(all.value.x * factor, all.value.y * factor);
+  packed.y = pack_bf16(all.value.z * factor, all.value.w * factor);
   *reinterpret_cast<uint2*>(args.step.out + head * R::kValue + column) = packed;
   if (column == 0 && args.step.lse != nullptr) {
     args.step.lse[head] = (all.top + log2f(all.sum)) * kLn2;

@@ -90,26 +90,6 @@ struct Memory {
   static_assert((R::kRows * kResultStride + 4) * 4 <= kWorkBytes + 2 * kStageBytes);
 };
 
-// --- instructions ------------------------------------------------------------------------------
-
-__device__ inline std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-/// 16 bytes to shared memory; zeros where `real` is false (`source` is not read then).
-__device__ inline void copy_chunk(std::uint32_t to, const void* source, bool real = true) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(source),
-               "r"(real ? 16 : 0)
-               : "memory");
-}
-__device__ inline void copy_word(std::uint32_t to, const void* source) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(source) : "memory");
-}
-__device__ inline void copy_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-template <int kPending>
-__device__ inline void copy_wait() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
-}
 /// Waits until at most `pending` of this thread's groups are under way.
 __device__ inline void copy_wait_for(int pending) {
   switch (pending) {
@@ -128,48 +108,6 @@ __device__ inline void copy_wait_for(int pending) {
   }
 }
 static_assert(kMostStages - 1 <= 5);
-
-/// Four 8×8 matrices; lane l gives the address of row l % 8 of matrix l / 8, and gets of each
-/// matrix the two values of row l / 4 at columns 2·(l % 4).
-__device__ inline void matrix_load(std::uint32_t (&r)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-/// The same, each matrix transposed.
-__device__ inline void matrix_load_transposed(std::uint32_t (&r)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ inline void matrix_load_transposed(std::uint32_t (&r)[2], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];\n"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(address)
-               : "memory");
-}
-
-/// c[16×8] += a[16×16] · b[16×8]. With g = lane / 4, t = lane % 4: c is (g, 2t), (g, 2t+1),
-/// (g+8, 2t), (g+8, 2t+1); a is pairs (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8); b is pairs of
-/// rows 2t and 2t+8 in column g.
-__device__ inline void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ inline std::uint32_t pair_bits(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-__device__ inline float2 pair_values(std::uint32_t bits) {
-  return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
-}
 
 // --- tiles -------------------------------------------------------------------------------------
 
@@ -326,7 +264,7 @@ __device__ inline void chunk_dequantise(GroupType type, const uint4& raw, float 
       } else {
         value = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(bits, __NV_E4M3)));
       }
-      pairs[2 * w + half] = pair_bits(value.x * scale, value.y * scale);
+      pairs[2 * w + half] = pack_bf16(value.x * scale, value.y * scale);
     }
   }
   chunks[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};

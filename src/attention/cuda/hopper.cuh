@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "attention/cuda/warp_ops.cuh"
+
 namespace lca::cuda {
 
 using Barrier = cutlass::arch::ClusterBarrier;
@@ -94,18 +96,6 @@ template <int N>
 __device__ __forceinline__ void accumulators_fence(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) cute::warpgroup_fence_operand(d[i]);
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
 }
 
 /// Transposes a 4×4 matrix held by the four lanes of a quad: lane q's v[k] becomes lane k's v[q].

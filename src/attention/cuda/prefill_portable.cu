@@ -31,8 +31,6 @@
 namespace lca::cuda {
 namespace {
 
-using namespace warp_ops;
-
 constexpr int kKeys = 64;        // keys of a block
 constexpr int kPad = 8;          // elements behind each row in shared memory
 constexpr int kInlineRuns = 16;  // runs that travel with the launch; more go through workspace
@@ -89,7 +87,8 @@ __device__ __forceinline__ void row_copy(bf16* to, const bf16* from, int width, 
                                          bool valid, int part, int parts) {
   if (vector) {
 #pragma unroll 1
-    for (int i = 8 * part; i < width; i += 8 * parts) copy16(to + i, from + i, valid);
+    for (int i = 8 * part; i < width; i += 8 * parts)
+      copy_chunk(shared_address(to + i), from + i, valid);
   } else {
 #pragma unroll 1
     for (int i = part; i < width; i += parts) to[i] = valid ? from[i] : __float2bfloat16(0.0f);
@@ -265,7 +264,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
                      kAligned || job.groups.vector, valid, load_part, kParts);
       if (job.bias != nullptr && load_part == 0) {
         const std::int64_t at = valid ? row * job.bias_stride + (job.gqa ? kv_head : 0) : 0;
-        copy4(reinterpret_cast<float*>(to + steps * 16), job.bias + at, valid);
+        copy_word(shared_address(reinterpret_cast<float*>(to + steps * 16)), job.bias + at, valid);
       }
     } else {
       score_row_copy(to, job.exact.nope, job.exact.rope, exact_row_of(p), kv_head,
@@ -313,7 +312,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
 
   const int blocks = key_blocks.window + key_blocks.sink + key_blocks.groups;
   for (int i = 0; i < blocks; ++i) {
-    copies_wait();
+    copy_wait_all();
     __syncthreads();  // K(i) is there, and nobody uses V(i − 1) any more
     const KeyBlock block = key_block(window, key_blocks, i);
     values_load(block);
@@ -357,13 +356,13 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
 #pragma unroll(kSteps > 0 ? kSteps : 2)
       for (int step = 0; step < steps; ++step) {
         std::uint32_t a[4];
-        matrices_load(a, q_address + step * 32);
+        matrix_load(a, q_address + step * 32);
 #pragma unroll
         for (int n = 0; n < kKeys / 16; ++n) {
           std::uint32_t b[4];
-          matrices_load(b, k_address + n * 16 * score_stride * 2 + step * 32);
-          multiply_add(logits[2 * n], a, b[0], b[1]);
-          multiply_add(logits[2 * n + 1], a, b[2], b[3]);
+          matrix_load(b, k_address + n * 16 * score_stride * 2 + step * 32);
+          multiply(logits[2 * n], a, b[0], b[1]);
+          multiply(logits[2 * n + 1], a, b[2], b[3]);
         }
       }
 
@@ -420,16 +419,16 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
         for (int n = 0; n < kKeys / 8; ++n) {
           best = fmaxf(best, fmaxf(logits[n][2 * r], logits[n][2 * r + 1]));
         }
-        best = row_max(best);
+        best = quad_max(best);
         const float base = best == -INFINITY ? 0.0f : best;  // a row that has seen nothing yet
-        factor[r] = power2(maximum[r] - base);
+        factor[r] = exp2_fast(maximum[r] - base);
         maximum[r] = best;
         float sum = 0;
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
           for (int e = 2 * r; e < 2 * r + 2; ++e) {
-            logits[n][e] = power2(logits[n][e] - base);
+            logits[n][e] = exp2_fast(logits[n][e] - base);
             sum += logits[n][e];
           }
         }
@@ -448,14 +447,14 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
       // Two logit fragments side by side are one operand of the second product.
 #pragma unroll
       for (int k = 0; k < kKeys / 16; ++k) {
-        weights[k][0] = pack(logits[2 * k][0], logits[2 * k][1]);
-        weights[k][1] = pack(logits[2 * k][2], logits[2 * k][3]);
-        weights[k][2] = pack(logits[2 * k + 1][0], logits[2 * k + 1][1]);
-        weights[k][3] = pack(logits[2 * k + 1][2], logits[2 * k + 1][3]);
+        weights[k][0] = pack_bf16(logits[2 * k][0], logits[2 * k][1]);
+        weights[k][1] = pack_bf16(logits[2 * k][2], logits[2 * k][3]);
+        weights[k][2] = pack_bf16(logits[2 * k + 1][0], logits[2 * k + 1][1]);
+        weights[k][3] = pack_bf16(logits[2 * k + 1][2], logits[2 * k + 1][3]);
       }
     }
 
-    copies_wait();
+    copy_wait_all();
     __syncthreads();  // V(i) is there, and nobody uses K(i) and its bias any more
     if (i + 1 < blocks) keys_load(key_block(window, key_blocks, i + 1));
 
@@ -469,9 +468,9 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
 #pragma unroll
         for (int n = 0; n < kValue / 16; ++n) {
           std::uint32_t b[4];
-          matrices_load_transposed(b, v_address + k * 16 * kValueStride * 2 + n * 32);
-          multiply_add(out[2 * n], weights[k], b[0], b[1]);
-          multiply_add(out[2 * n + 1], weights[k], b[2], b[3]);
+          matrix_load_transposed(b, v_address + k * 16 * kValueStride * 2 + n * 32);
+          multiply(out[2 * n], weights[k], b[0], b[1]);
+          multiply(out[2 * n + 1], weights[k], b[2], b[3]);
         }
       }
     }
@@ -481,8 +480,8 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
   const int warp = thread / 32;
   const int lane = thread % 32;
   const int width = job.exact.value.width;
-  total[0] = row_sum(total[0]);  // all lanes take part, whether their rows are written or not
-  total[1] = row_sum(total[1]);
+  total[0] = quad_sum(total[0]);  // all lanes take part, whether their rows are written or not
+  total[1] = quad_sum(total[1]);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = warp * 16 + lane / 4 + 8 * r;
@@ -496,7 +495,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
       const float x = out[n][2 * r] * inverse;
       const float y = out[n][2 * r + 1] * inverse;
       if (job.out_pairs) {
-        if (column < width) *reinterpret_cast<std::uint32_t*>(to + column) = pack(x, y);
+        if (column < width) *reinterpret_cast<std::uint32_t*>(to + column) = pack_bf16(x, y);
       } else {
         if (column < width) to[column] = __float2bfloat16(x);
         if (column + 1 < width) to[column + 1] = __float2bfloat16(y);

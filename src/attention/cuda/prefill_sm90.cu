@@ -250,6 +250,7 @@ class Consumer {
       if (tile.rows == 0) return;
       attend(tile, k);
       write(tile);
+      __syncwarp();
       warp_release(shared_.tile_empty[k & 1]);
     }
   }
@@ -259,8 +260,9 @@ class Consumer {
   static constexpr int kScores = kKeys / 2;       // accumulators of QKᵀ
   static constexpr int kOutputs = C::kValue / 2;  // and of PV
 
+  /// One lane speaks for a warp whose lanes have all come this far: they have waited for the same
+  /// products, or met in __syncwarp.
   __device__ __forceinline__ void warp_release(Barrier& barrier) {
-    __syncwarp();
     if (lane_ == 0) barrier.arrive();
   }
   __device__ __forceinline__ void turn_take() { NamedBarrier::sync(256, group_); }
@@ -360,7 +362,10 @@ class Consumer {
   /// Scores to probabilities; returns whether the output must be rescaled by `rescale_`.
   __device__ __forceinline__ bool softmax(const Tile& tile, int n) {
     const Block block = tile_block<kKeys>(tile, n);
-    if (block.kind == BlockKind::groups && p_.bias != nullptr) scores_bias();
+    if (block.kind == BlockKind::groups && p_.bias != nullptr) {
+      scores_bias();
+      __syncwarp();
+    }
     if (n > 0) warp_release(shared_.key_empty[key_.slot]);  // keys and biases are read
     if (block_needs_mask<kKeys>(tile, block)) scores_mask(tile, block);
     const float shift = block.kind == BlockKind::groups ? p_.bias_log2 : 0.0f;

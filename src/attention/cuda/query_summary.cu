@@ -72,22 +72,6 @@ struct Plan {
   static constexpr int kBytes = kRing + kSlots * kSlotBytes;
 };
 
-// --- instructions ------------------------------------------------------------------------------
-
-__device__ __forceinline__ void copy_chunk(std::uint32_t to, const bf16* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void copies_close() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Waits for this thread's copies but those of the last kOpen groups.
-template <int kOpen>
-__device__ __forceinline__ void copies_await() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
-}
-
 // --- queries -----------------------------------------------------------------------------------
 
 // Where a thread's vectors come from, in the order in which it needs them: for each head unit 0 and
@@ -203,22 +187,21 @@ __device__ __forceinline__ void step_multiply(float (&sums)[4][4][4], std::uint3
   const int row = lane % 16;
   std::uint32_t b[2][4];
   const std::uint32_t b_at = weights + row * 64 + (((lane / 16) ^ (row / 2 % 4)) << 4);
-  warp_ops::matrices_load_transposed(b[0], b_at);
-  warp_ops::matrices_load_transposed(b[1], b_at ^ 32);  // 16 columns on
+  matrix_load_transposed(b[0], b_at);
+  matrix_load_transposed(b[1], b_at ^ 32);  // 16 columns on
   // 16 rows on, the row's last three bits are the same.
   const std::uint32_t a_at = means + row * P::kMeanRow + (((2 * k + lane / 16) ^ (row % 8)) << 4);
   std::uint32_t a[2][4];
-  warp_ops::matrices_load(a[0], a_at);
+  matrix_load(a[0], a_at);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {  // rows 16·(i / 2) on, part i % 2
     if (i + 1 < 8) {
-      warp_ops::matrices_load(a[(i + 1) % 2],
-                              a_at + (i + 1) / 2 * 16 * P::kMeanRow + (i + 1) % 2 * P::kMeanPart);
+      matrix_load(a[(i + 1) % 2],
+                  a_at + (i + 1) / 2 * 16 * P::kMeanRow + (i + 1) % 2 * P::kMeanPart);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      warp_ops::multiply_add(sums[i / 2][j], a[i % 2], b[j / 2][j % 2 * 2],
-                             b[j / 2][j % 2 * 2 + 1]);
+      multiply(sums[i / 2][j], a[i % 2], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
     }
   }
 }
@@ -227,7 +210,7 @@ template <typename P>
 __global__ __launch_bounds__(P::kThreads,
                              1) void query_summary_kernel(const __grid_constant__ SummaryJob job) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const std::uint32_t base = warp_ops::shared_address(shared);
+  const std::uint32_t base = shared_address(shared);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -261,7 +244,7 @@ __global__ __launch_bounds__(P::kThreads,
 #pragma unroll 1
   for (int i = 0; i < P::kBatches; ++i) {
     source.batch_copy(job, ring + i * kBatch * P::kSlotBytes);
-    copies_close();
+    copy_commit();
   }
 
   float sum[8] = {};
@@ -271,7 +254,7 @@ __global__ __launch_bounds__(P::kThreads,
   // Adds up the oldest batch and sends for another in its place. A thread reads only what it copied
   // itself, so its own wait is enough. `parity`: where means of the current head go.
   const auto batch_take = [&](int parity) {
-    copies_await<P::kBatches - 1>();
+    copy_wait<P::kBatches - 1>();
     const unsigned char* from = shared + P::kRing + thread * 16 + slot;
     uint4 raw[kBatch];
     raw[0] = *reinterpret_cast<const uint4*>(from);
@@ -279,7 +262,7 @@ __global__ __launch_bounds__(P::kThreads,
     vector_add(sum, raw[0]);
     if (unit_left > 1 || is_even) vector_add(sum, raw[1]);  // else nothing was copied
     source.batch_copy(job, ring + slot);
-    copies_close();
+    copy_commit();
     slot += kBatch * P::kSlotBytes;
     if (slot == kRingBytes) slot = 0;
     if (--unit_left == 0) {
@@ -317,11 +300,11 @@ __global__ __launch_bounds__(P::kThreads,
           batch_take((head + 1) % 2);
           --left;
         } else {
-          copies_close();
-          copies_await<P::kBatches - 1>();
+          copy_commit();
+          copy_wait<P::kBatches - 1>();
         }
       }
-      if (2 * step_batches < P::kBatches) copies_await<0>();
+      if (2 * step_batches < P::kBatches) copy_wait<0>();
       __syncwarp();  // the other lanes' copies of W_uk
       step_multiply<P>(sums, means, weights + stage * kStage, k, lane);
       stage = stage + 1 == kWeightStages ? 0 : stage + 1;
