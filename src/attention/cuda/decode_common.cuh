@@ -113,8 +113,8 @@ __device__ inline int active_blocks(const Args& args, const Place& at) {
   return (at.entries + chunk - 1) / chunk;
 }
 
-/// The last block of the session to come here adds the new token to its length. All threads of the
-/// block must have read the length, with a barrier since.
+/// The last block of the session to come here adds the new token to its length: by then every block
+/// has read it. All threads of the block must have, with a barrier since.
 __device__ inline void length_advance(const Args& args, const SessionView& view, int session,
                                       int n) {
   __threadfence();

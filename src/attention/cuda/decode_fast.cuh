@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   std::uint32_t query[kHeadTiles][kSteps][4];
   copy_wait_for(args.stages - 1);
   __syncthreads();
+  if (tid == 0) length_advance(args, view, session, at.n);  // under the first tile's load
 #pragma unroll
   for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
@@ -339,7 +340,6 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     __syncthreads();
   }
   results_reduce<R>(args, at, session, heads, results, Room::kResultStride, stats, flag);
-  if (tid == 0) length_advance(args, view, session, at.n);
 }
 
 /// The launch of one instance; `attribute` must live as long as it.

@@ -387,12 +387,16 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   const Tiles<R, false> tiles(at);
   const int start = max(at.window_begin - at.sink, 0) % at.ring;
   if (role == 0) {
-    for (int i = 0; i < min(2, tiles.count); ++i) {
-      const Tile tile = tiles(at, i);
-      tile_load(args, semantic, positional, view, at, tile, page_of(view, tile), start, session,
+    const int pages[2] = {tiles.count > 0 ? page_of(view, tiles(at, 0)) : 0,
+                          tiles.count > 1 ? page_of(view, tiles(at, 1)) : 0};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i >= tiles.count) break;
+      tile_load(args, semantic, positional, view, at, tiles(at, i), pages[i], start, session,
                 shared, i);
     }
   }
+  if (tid == R::kThreads - 1) length_advance(args, view, session, at.n);
   for (int i = tid; i < kHeads * R::kChunks; i += R::kThreads) {
     const int row = i / R::kChunks;
     const int chunk = i % R::kChunks;
@@ -455,7 +459,6 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     cluster_wait();
   }
   results_reduce<R>(args, at, session, heads, results, kResultStride, shared.merged, &shared.flag);
-  if (tid == 0) length_advance(args, view, session, at.n);
 }
 
 /// Pages as one long tensor without heads; how many there are nobody needs to know.
