@@ -280,6 +280,34 @@ TEST(Layout, TheLargestSettingsAFileMayNameDoNotOverflow) {
   EXPECT_EQ(layout.visible(9).pairs(), 10);
 }
 
+TEST(Layout, The32BitLawIsTheSameUpToTheLongestDocument) {
+  constexpr std::int64_t kLargest = 2147483647;
+  const std::int64_t lengths[] = {1, 7, 1039, 1040, 1041, 131072, kLongestLayout32};
+  for (const MethodKind method : {MethodKind::lca, MethodKind::dense, MethodKind::window}) {
+    for (const std::int64_t group : {std::int64_t{1}, std::int64_t{16}, kLargest}) {
+      for (const std::int64_t window : {std::int64_t{1}, std::int64_t{1024}, kLargest}) {
+        for (const std::int64_t sink : {std::int64_t{0}, std::int64_t{16}, kLargest}) {
+          Settings settings;
+          settings.method = method;
+          settings.group = group;
+          settings.window = window;
+          settings.sink = sink;
+          const Layout wide(settings);
+          const Layout32 narrow = layout32(wide);
+          for (const std::int64_t n : lengths) {
+            const Visible expected = wide.visible(n - 1);
+            const auto got = narrow.visible(static_cast<std::int32_t>(n - 1));
+            ASSERT_EQ(got.groups, expected.groups) << n;
+            ASSERT_EQ(got.sink.end, expected.sink.end) << n;
+            ASSERT_EQ(got.window.begin, expected.window.begin) << n;
+            ASSERT_EQ(got.window.end, expected.window.end) << n;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Layout, TheExampleOfThePresetsHoldsAt128K) {
   // 9,152 entries a layer at 128K tokens, w = 1024, g = 16 (mechanism §7).
   const Layout layout{Settings{}};
