@@ -40,9 +40,9 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
                        Kernels kernels);
 
 /// Enqueues the step. `workspace` must be zero before the first use and is left ready for the next;
-/// one workspace, zero at first, may serve several plans as long as their counters, batch · (1 + 8 ·
-/// jobs) words, fit into its first MiB. All rows must begin on 16 bytes where their widths allow that
-/// (as cudaMalloc's memory does).
+/// one workspace, zero at first, may serve several plans as long as their counters, batch · (1 + 8
+/// · jobs) words, fit into its first MiB. All rows must begin on 16 bytes where their widths allow
+/// that (as cudaMalloc's memory does).
 void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels kernels,
             cudaStream_t stream);
 
