@@ -26,6 +26,16 @@ inline std::string shape_text(const AttentionShape& shape) {
          std::to_string(shape.d_value);
 }
 
+inline Layout layout_of(std::int64_t group, std::int64_t window, std::int64_t sink,
+                        std::int64_t queries) {
+  Settings settings;
+  settings.group = group;
+  settings.window = window;
+  settings.sink = sink;
+  settings.summary_queries = queries;
+  return Layout(settings);
+}
+
 /// Heads that a summary keeps apart, per KV head.
 inline std::int64_t kept_heads(const AttentionShape& shape, HeadReduce reduce) {
   return reduce == HeadReduce::max ? shape.heads_per_kv() : 1;

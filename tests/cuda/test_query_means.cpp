@@ -118,15 +118,6 @@ struct TestMeans {
   cuda::QueryMeans view;
 };
 
-Layout layout_of(std::int64_t group, std::int64_t window, std::int64_t sink, std::int64_t queries) {
-  Settings settings;
-  settings.group = group;
-  settings.window = window;
-  settings.sink = sink;
-  settings.summary_queries = queries;
-  return Layout(settings);
-}
-
 const std::vector<AttentionShape>& mean_shapes() {
   static const std::vector<AttentionShape> shapes = {
       AttentionShape::mla(16, 128, 64, 512, 128), AttentionShape::mla(40, 64, 32, 256, 64),

@@ -13,15 +13,6 @@ namespace {
 
 constexpr std::int64_t kSpareRows = 5;  // before and after those that are needed
 
-Layout layout_of(std::int64_t group, std::int64_t window, std::int64_t sink, std::int64_t queries) {
-  Settings settings;
-  settings.group = group;
-  settings.window = window;
-  settings.sink = sink;
-  settings.summary_queries = queries;
-  return Layout(settings);
-}
-
 struct Case {
   Layout layout;
   std::int64_t first_group, count;
@@ -135,6 +126,18 @@ std::vector<double> summary_expected(const AttentionShape& shape, const Case& c,
          << ": got " << double_of(got[first]) << ", want " << want[first];
 }
 
+/// Runs it once: every summary is right, and nothing lies behind the last.
+void summary_check(const AttentionShape& shape, const Case& c, const CaseQueries& queries,
+                   const std::vector<bf16>& w, const DeviceArray<bf16>& device_w) {
+  const std::int64_t width = shape.d_latent + shape.d_rope;
+  const DeviceArray<float> summary(nan_float((c.count + 1) * width));
+  cuda::query_summary(shape, c.layout, queries.view, c.first_group, c.count, device_w.data(),
+                      summary.data(), nullptr);
+  const std::vector<float> got = summary.download();
+  ASSERT_TRUE(summary_near(got, summary_expected(shape, c, queries, w), width));
+  ASSERT_TRUE(is_nan_from(got, c.count * width)) << "written after the last group";
+}
+
 TEST(CudaQuerySummary, SummariesAreAbsorbedMeansOfTheRangesTheLayoutNames) {
   LCA_NEEDS_GPU();
   const std::vector<Case> cases = {
@@ -149,7 +152,6 @@ TEST(CudaQuerySummary, SummariesAreAbsorbedMeansOfTheRangesTheLayoutNames) {
   for (const AttentionShape& shape :
        {AttentionShape::mla(2, 128, 64, 512, 128), AttentionShape::mla(3, 64, 32, 256, 64),
         AttentionShape::mla(1, 128, 64, 512, 128), AttentionShape::mla(1, 64, 32, 256, 64)}) {
-    const std::int64_t width = shape.d_latent + shape.d_rope;
     for (const Case& c : cases) {
       Random random(++seed);
       const bool apart = seed % 3 == 0;
@@ -166,12 +168,7 @@ TEST(CudaQuerySummary, SummariesAreAbsorbedMeansOfTheRangesTheLayoutNames) {
         ASSERT_LT(cuda::device().shared_bytes, shape.d_latent == 512 ? 224u * 1024 : 160u * 1024);
         continue;
       }
-      const DeviceArray<float> summary(nan_float((c.count + 1) * width));
-      cuda::query_summary(shape, c.layout, queries.view, c.first_group, c.count, device_w.data(),
-                          summary.data(), nullptr);
-      const std::vector<float> got = summary.download();
-      ASSERT_TRUE(summary_near(got, summary_expected(shape, c, queries, w), width));
-      ASSERT_TRUE(is_nan_from(got, c.count * width)) << "written after the last group";
+      ASSERT_NO_FATAL_FAILURE(summary_check(shape, c, queries, w, device_w));
     }
   }
 }
@@ -192,13 +189,7 @@ TEST(CudaQuerySummary, AWholeModelsHeadsAddUp) {
                                   device_w.data())) {
       continue;  // the other test says why
     }
-    const std::int64_t width = shape.d_latent + shape.d_rope;
-    const DeviceArray<float> summary(nan_float((c.count + 1) * width));
-    cuda::query_summary(shape, c.layout, queries.view, c.first_group, c.count, device_w.data(),
-                        summary.data(), nullptr);
-    const std::vector<float> got = summary.download();
-    ASSERT_TRUE(summary_near(got, summary_expected(shape, c, queries, w), width));
-    ASSERT_TRUE(is_nan_from(got, c.count * width)) << "written after the last group";
+    ASSERT_NO_FATAL_FAILURE(summary_check(shape, c, queries, w, device_w));
   }
 }
 

@@ -18,27 +18,19 @@ inline bool aligned_16(const void* pointer) {
 
 #if defined(__CUDACC__)
 
-/// bf16 is the upper half of a float, so unpacking is a shift or a mask.
-__device__ inline void unpack_pair(std::uint32_t pair, float& low, float& high) {
-  low = __uint_as_float(pair << 16);
-  high = __uint_as_float(pair & 0xffff0000u);
-}
-
 __device__ inline void unpack(const uint4& raw, float (&value)[8]) {
-  unpack_pair(raw.x, value[0], value[1]);
-  unpack_pair(raw.y, value[2], value[3]);
-  unpack_pair(raw.z, value[4], value[5]);
-  unpack_pair(raw.w, value[6], value[7]);
-}
-
-__device__ inline std::uint32_t pack_pair(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);  // .x, the lower half, is `low`
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
+  const std::uint32_t pairs[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_bf16(pairs[i]);
+    value[2 * i] = pair.x;
+    value[2 * i + 1] = pair.y;
+  }
 }
 
 __device__ inline uint4 pack(const float (&value)[8]) {
-  return {pack_pair(value[0], value[1]), pack_pair(value[2], value[3]),
-          pack_pair(value[4], value[5]), pack_pair(value[6], value[7])};
+  return {pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3]),
+          pack_bf16(value[4], value[5]), pack_bf16(value[6], value[7])};
 }
 
 /// kVec bf16 as one access: 16 bytes, or a single value where nothing is aligned.

@@ -1,14 +1,11 @@
 #pragma once
 /// What all decode kernels share: their arguments, where a session stands, the list of entries that
-/// a step reads, quantised values, and merging of partial softmaxes.
+/// a step reads, and merging of partial softmaxes.
 
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
-#include <cfloat>
 #include <cmath>
 
 #include "attention/cuda/decode.h"
+#include "attention/cuda/quantised.cuh"
 #include "attention/cuda/warp_ops.cuh"
 
 namespace lca::cuda::decoding {
@@ -122,32 +119,6 @@ __device__ inline void length_advance(const Args& args, const SessionView& view,
   if (atomicAdd(args.session_counts + session, 1) != all - 1) return;
   args.session_counts[session] = 0;
   *view.length = n;
-}
-
-// --- stored values -----------------------------------------------------------------------------
-
-__device__ inline float quantised_value(GroupType type, std::uint8_t bits) {
-  if (type == GroupType::int8) return static_cast<float>(static_cast<std::int8_t>(bits));
-  return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3)));
-}
-
-__device__ inline float quantised_largest(GroupType type) {
-  return type == GroupType::int8 ? 127.f : 448.f;
-}
-
-/// What values with this largest magnitude are multiplied with before they are stored; finite even
-/// where the scale is tiny.
-__device__ inline float quantising_factor(GroupType type, float largest) {
-  return largest > 0 ? fminf(quantised_largest(type) / largest, FLT_MAX) : 0.f;
-}
-
-__device__ inline std::uint8_t quantise(GroupType type, float value, float factor) {
-  const float x = value * factor;
-  if (type == GroupType::int8) {
-    const int rounded = __float2int_rn(fminf(fmaxf(x, -127.f), 127.f));
-    return static_cast<std::uint8_t>(static_cast<std::int8_t>(rounded));
-  }
-  return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
 }
 
 // --- partial softmaxes -------------------------------------------------------------------------

@@ -354,31 +354,16 @@ cudaLaunchConfig_t kernel_config(int stages, dim3 grid, int cluster, cudaStream_
     return true;
   }();
   static_cast<void>(ready);
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(R::kThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-  config.stream = stream;
-  if (cluster > 1) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-  }
-  return config;
+  return cluster_config(grid, R::kThreads, static_cast<std::size_t>(bytes), cluster, stream,
+                        attribute);
 }
 
 template <typename R, bool kQuant>
 void kernel_launch(Args args, cudaStream_t stream) {
   args.stages = Memory<R, kQuant>::stages(device().shared_bytes);
-  const dim3 grid(static_cast<unsigned>(args.cluster),
-                  static_cast<unsigned>(args.step.batch * args.jobs),
-                  static_cast<unsigned>(args.blocks / args.cluster));
   cudaLaunchAttribute attribute{};
   const cudaLaunchConfig_t config =
-      kernel_config<R, kQuant>(args.stages, grid, args.cluster, stream, attribute);
+      kernel_config<R, kQuant>(args.stages, step_grid(args), args.cluster, stream, attribute);
   check(cudaLaunchKernelEx(&config, decode_kernel<R, kQuant>, args), "a decode step");
 }
 

@@ -286,7 +286,7 @@ struct Job {
       }
       largest = block_max(largest, shared.sums);
       scale = largest / quantised_largest(args.step.pool.type);
-      factor = quantising_factor(args.step.pool.type, largest);
+      factor = quantising_factor(quantised_largest(args.step.pool.type), largest);
       if (write && threadIdx.x == 0) *scale_to = scale;
     }
     for (int c = first + static_cast<int>(threadIdx.x); c < last; c += kThreads) {

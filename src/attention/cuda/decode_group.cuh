@@ -202,7 +202,7 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
     }
     const float magnitude = __uint_as_float(largest[R::scale_of(2 * pair)]);
     const float scale = magnitude / most;
-    const float factor = quantising_factor(pool.type, magnitude);
+    const float factor = quantising_factor(most, magnitude);
     const float2 value = unpack_bf16(made.pairs[k]);
     const std::uint8_t low = quantise(pool.type, value.x, factor);
     const std::uint8_t high = quantise(pool.type, value.y, factor);

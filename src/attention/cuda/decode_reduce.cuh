@@ -55,6 +55,32 @@ __device__ inline float2 peer_load2(const float2* local, int rank, int cluster) 
   return *local;
 }
 
+/// A grid's launch in clusters of `cluster` blocks; `attribute` must live as long as it.
+inline cudaLaunchConfig_t cluster_config(dim3 grid, int threads, std::size_t bytes, int cluster,
+                                         cudaStream_t stream, cudaLaunchAttribute& attribute) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  if (cluster > 1) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
+  return config;
+}
+
+/// Blocks of a cluster, jobs of all sessions, clusters of a job.
+inline dim3 step_grid(const Args& args) {
+  return dim3(static_cast<unsigned>(args.cluster),
+              static_cast<unsigned>(args.step.batch * args.jobs),
+              static_cast<unsigned>(args.blocks / args.cluster));
+}
+
 // --- the reduction -----------------------------------------------------------------------------
 
 /// Which query heads a job has.

@@ -32,7 +32,6 @@ constexpr int kQueryPanelBytes = kHeads * 128;
 constexpr int kTileBytes = kPanels * kPanelBytes;
 constexpr int kOutputTiles = R::kValue / 64;
 constexpr int kResultStride = R::kValue + 8;
-constexpr float kLazyRescale = 8.0f;  // powers of two, as in prefill
 
 struct Shared {
   alignas(1024) unsigned char stage[2][kTileBytes];  // at the end: results of both warp groups
@@ -51,10 +50,6 @@ struct Shared {
 /// Where 16-byte chunk `chunk` of a row lies in a tile of 128-byte panels, swizzled as TMA does.
 __device__ __forceinline__ int chunk_offset(int row, int chunk, int panel_bytes) {
   return chunk / 8 * panel_bytes + row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
-}
-
-__device__ __forceinline__ void async_proxy_fence() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 template <typename Atom, std::size_t... I>
@@ -489,22 +484,9 @@ void launch_stream(Args args, cudaStream_t stream) {
   }();
   static_cast<void>(ready);
   args.align = kTile;
-  cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(static_cast<unsigned>(args.cluster), static_cast<unsigned>(args.step.batch * args.jobs),
-           static_cast<unsigned>(args.blocks / args.cluster));
-  config.blockDim = dim3(R::kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
   cudaLaunchAttribute attribute{};
-  if (args.cluster > 1) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(args.cluster);
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-  }
+  const cudaLaunchConfig_t config =
+      cluster_config(step_grid(args), R::kThreads, kBytes, args.cluster, stream, attribute);
   check(cudaLaunchKernelEx(&config, decode_stream_kernel, args,
                            page_map(args.step.pool.semantic, R::kSemantic),
                            page_map(args.step.pool.positional, R::kPositional)),

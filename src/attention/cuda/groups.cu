@@ -8,13 +8,11 @@
 // for its largest magnitude and, out of L1, once more to write it.
 #include <lca/error.h>
 
-#include <cuda_fp8.h>
-
-#include <cfloat>
 #include <cstdint>
 
 #include "attention/cuda/condense.h"
 #include "attention/cuda/condense_vectors.h"
+#include "attention/cuda/quantised.cuh"
 
 namespace lca::cuda {
 namespace {
@@ -44,35 +42,14 @@ struct GroupsJob {
   int kv_heads;
 };
 
-// fp8 and int8 by one interface: what a scale of one makes of values up to `kLargest`.
-struct Fp8 {
-  using Stored = std::uint8_t;
-  static constexpr float kLargest = 448.0f;
-  __device__ static Stored encode(float value) {
-    return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
-  }
-  __device__ static float decode(Stored stored) {
-    return __half2float(__half(__nv_cvt_fp8_to_halfraw(stored, __NV_E4M3)));
-  }
-};
-
-struct Int8 {
-  using Stored = std::uint8_t;
-  static constexpr float kLargest = 127.0f;
-  __device__ static Stored encode(float value) {
-    const int rounded = __float2int_rn(fminf(fmaxf(value, -kLargest), kLargest));
-    return static_cast<Stored>(static_cast<std::int8_t>(rounded));
-  }
-  __device__ static float decode(Stored stored) {
-    return static_cast<float>(static_cast<std::int8_t>(stored));
-  }
-};
-
 // Four consecutive values, as bf16 (8 bytes) and stored (4 bytes).
 __device__ void load_four(const bf16* from, float (&value)[4]) {
   const uint2 raw = *reinterpret_cast<const uint2*>(from);
-  unpack_pair(raw.x, value[0], value[1]);
-  unpack_pair(raw.y, value[2], value[3]);
+  const float2 low = unpack_bf16(raw.x), high = unpack_bf16(raw.y);
+  value[0] = low.x;
+  value[1] = low.y;
+  value[2] = high.x;
+  value[3] = high.y;
 }
 
 // A piece of `count` values; a scale of 0 stands for a piece of zeros.
@@ -95,8 +72,7 @@ __device__ void piece_quantise(const bf16* from, void* pool, float* scale, int c
   }
   largest = warp_max(largest);
   const float unit = largest / Type::kLargest;
-  // The reciprocal of a tiny scale must stay finite: 0 times infinity is not a number.
-  const float factor = largest > 0 ? fminf(Type::kLargest / largest, FLT_MAX) : 0.0f;
+  const float factor = quantising_factor(Type::kLargest, largest);
   const auto encode = [factor](float value) -> std::uint32_t {
     return Type::encode(value * factor);
   };
@@ -126,8 +102,8 @@ __device__ void piece_dequantise(const void* pool, float unit, bf16* to, int cou
     for (int i = lane * 4; i < count; i += 128) {
       const std::uint32_t four = *reinterpret_cast<const std::uint32_t*>(from + i);
       uint2 raw;
-      raw.x = pack_pair(decode(four & 255), decode(four >> 8 & 255));
-      raw.y = pack_pair(decode(four >> 16 & 255), decode(four >> 24));
+      raw.x = pack_bf16(decode(four & 255), decode(four >> 8 & 255));
+      raw.y = pack_bf16(decode(four >> 16 & 255), decode(four >> 24));
       *reinterpret_cast<uint2*>(to + i) = raw;
     }
   } else {

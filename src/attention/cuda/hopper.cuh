@@ -98,6 +98,16 @@ __device__ __forceinline__ void accumulators_fence(float (&d)[N]) {
   for (int i = 0; i < N; ++i) cute::warpgroup_fence_operand(d[i]);
 }
 
+/// A new maximum moves the running one only when it is this much larger (in powers of two): most
+/// blocks then leave the output alone, and probabilities stay below 2^8.
+inline constexpr float kLazyRescale = 8.0f;
+
+/// Shared memory that threads wrote is read by wgmma or TMA next: each writer says so before the
+/// barrier.
+__device__ __forceinline__ void async_proxy_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 /// Transposes a 4×4 matrix held by the four lanes of a quad: lane q's v[k] becomes lane k's v[q].
 __device__ __forceinline__ void quad_transpose(std::uint32_t (&v)[4], int q) {
   const bool odd = q & 1;

@@ -32,10 +32,6 @@
 namespace lca::cuda {
 namespace {
 
-/// A new maximum moves the running one only when it is this much larger (in powers of two): most
-/// blocks then leave the output alone, and probabilities stay below 2^8.
-constexpr float kLazyRescale = 8.0f;
-
 constexpr int kConsumers = 2;  // warp groups that multiply
 static_assert(kQueries == 64 * kConsumers);
 constexpr int kThreads = 128 * (kConsumers + 1);
@@ -315,7 +311,7 @@ class Consumer {
       if (row >= owned.x && row < owned.y) continue;
       reinterpret_cast<uint4*>(shared_.value[value_.slot])[i] = uint4{0, 0, 0, 0};
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    async_proxy_fence();
     NamedBarrier::sync(128, kConsumers + group_);
   }
 
@@ -629,9 +625,13 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
 
   constexpr std::size_t kBytes = sizeof(Shared<C>) + 1024;
   static_assert(kBytes <= 227 * 1024);
-  check(cudaFuncSetAttribute(prefill_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes)),
-        "asking for shared memory");
+  static const bool ready = [] {
+    check(cudaFuncSetAttribute(prefill_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(kBytes)),
+          "asking for shared memory");
+    return true;
+  }();
+  static_cast<void>(ready);
   check(cudaMemsetAsync(params.counter, 0, sizeof(int), stream), "clearing the work counter");
   const int blocks = std::min<int>(params.items, device().multiprocessors);
   prefill_kernel<C><<<blocks, kThreads, kBytes, stream>>>(params, maps);
