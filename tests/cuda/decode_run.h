@@ -22,7 +22,7 @@ namespace lca::test {
 
 /// One session's memory on the GPU.
 struct DeviceSession {
-  DeviceArray<bf16> semantic, positional;
+  std::int64_t first_row = 0;  // of the rows of all sessions
   DeviceArray<float> summary;
   DeviceArray<std::int32_t> pages;
   std::vector<std::int32_t> page_list;
@@ -47,19 +47,25 @@ class DecodeRun {
                 order[static_cast<std::size_t>(random_.integer(0, static_cast<int>(i) - 1))]);
     }
     std::size_t next = 0;
-    std::vector<std::int32_t> lengths;
     for (const std::int64_t length : c.lengths) {
       sessions_.emplace_back(c.shape, c.settings, scale_, length + c.steps, random_, c.outliers);
       devices_.emplace_back();
       session_build(sessions_.back(), devices_.back(), length, order, next);
-      lengths.push_back(static_cast<std::int32_t>(length));
     }
-    lengths_ = DeviceArray<std::int32_t>(lengths);
+    const std::int64_t semantic_values = c.shape.kv_heads * c.shape.d_semantic();
+    const std::int64_t positional_values = c.shape.kv_heads * c.shape.d_positional();
+    exact_semantic_ = DeviceArray<bf16>(exact_rows_.semantic);
+    exact_positional_ = DeviceArray<bf16>(exact_rows_.positional);
+    step_.exact = {exact_semantic_.data(), exact_positional_.data(),
+                   static_cast<std::int64_t>(exact_semantic_.size()) / semantic_values};
     std::vector<cuda::SessionView> views;
     for (std::int64_t b = 0; b < batch; ++b) {
       const DeviceSession& d = devices_[static_cast<std::size_t>(b)];
-      views.push_back({d.semantic.data(), d.positional.data(), d.pages.data(), d.summary.data(),
-                       lengths_.data() + b, static_cast<int>(d.ring)});
+      views.push_back({exact_semantic_.data() + d.first_row * semantic_values,
+                       exact_positional_.data() + d.first_row * positional_values, d.pages.data(),
+                       d.summary.data(),
+                       static_cast<std::int32_t>(c.lengths[static_cast<std::size_t>(b)]),
+                       static_cast<int>(d.ring)});
     }
     views_ = DeviceArray<cuda::SessionView>(views);
     const std::int64_t kv = c.shape.kv_heads;
@@ -84,7 +90,8 @@ class DecodeRun {
     std::vector<std::int64_t> planned = c.lengths;
     if (c.chunk > 0) planned.assign(planned.size(), 131072);
     const std::int64_t longest = *std::max_element(planned.begin(), planned.end()) + c.steps;
-    plan_ = cuda::decode_plan(c.shape, c.settings, planned.data(), step_.batch, longest, c.kernels);
+    plan_ = cuda::decode_plan(c.shape, c.settings, c.type, planned.data(), step_.batch, longest,
+                              c.kernels);
     if (c.chunk > 0) plan_.chunk = c.chunk;
     workspace_ =
         DeviceArray<std::uint8_t>(std::vector<std::uint8_t>(plan_.workspace_bytes + kGuard, 0xff));
@@ -175,8 +182,11 @@ class DecodeRun {
       copy(seen.sink);
       copy(seen.window);
     }
-    device.semantic = DeviceArray<bf16>(semantic);
-    device.positional = DeviceArray<bf16>(positional);
+    device.first_row =
+        static_cast<std::int64_t>(exact_rows_.semantic.size()) / (kv * s.d_semantic());
+    exact_rows_.semantic.insert(exact_rows_.semantic.end(), semantic.begin(), semantic.end());
+    exact_rows_.positional.insert(exact_rows_.positional.end(), positional.begin(),
+                                  positional.end());
 
     const std::int64_t n_q = settings.summary_queries;
     const std::int64_t width = cuda::summary_width(s, settings.head_reduce);
@@ -262,13 +272,13 @@ class DecodeRun {
   bool step_check(std::int64_t step, std::vector<double>* outs) {
     const std::vector<bf16> out = out_.download();
     const std::vector<float> lse = lse_.download();
-    const std::vector<std::int32_t> lengths = lengths_.download();
+    const std::vector<cuda::SessionView> views = views_.download();
     bool downloaded = false;
     bool right = true;
     for (std::size_t b = 0; b < sessions_.size(); ++b) {
       const std::int64_t n = c_.lengths[b] + step + 1;
-      if (lengths[b] != n) {
-        ADD_FAILURE() << where(step, b) << "length is " << lengths[b] << ", not " << n;
+      if (views[b].length != n) {
+        ADD_FAILURE() << where(step, b) << "length is " << views[b].length << ", not " << n;
         right = false;
       }
       if (layout_.groups(n) > layout_.groups(n - 1)) {
@@ -319,14 +329,14 @@ class DecodeRun {
   bool rings_check() {
     const AttentionShape& s = c_.shape;
     const std::int64_t kv = s.kv_heads;
+    const std::vector<bf16> semantic = exact_semantic_.download();
+    const std::vector<bf16> positional = exact_positional_.download();
     for (std::size_t b = 0; b < sessions_.size(); ++b) {
       const std::int64_t n = c_.lengths[b] + c_.steps;
-      const std::vector<bf16> semantic = devices_[b].semantic.download();
-      const std::vector<bf16> positional = devices_[b].positional.download();
       const std::vector<float> summary = devices_[b].summary.download();
       const auto same = [&](const std::vector<bf16>& got, const std::vector<bf16>& given,
                             std::int64_t p, std::int64_t width) {
-        const std::int64_t row = ring_row(p, devices_[b].ring);
+        const std::int64_t row = devices_[b].first_row + ring_row(p, devices_[b].ring);
         return std::memcmp(got.data() + row * width, given.data() + p * width,
                            static_cast<std::size_t>(width) * 2) == 0;
       };
@@ -379,7 +389,10 @@ class DecodeRun {
   std::optional<DecodePool> pool_;
   std::vector<DecodeSession> sessions_;
   std::vector<DeviceSession> devices_;
-  DeviceArray<std::int32_t> lengths_;
+  struct {
+    std::vector<bf16> semantic, positional;
+  } exact_rows_;
+  DeviceArray<bf16> exact_semantic_, exact_positional_;
   DeviceArray<cuda::SessionView> views_;
   DeviceArray<bf16> queries_, semantic_, positional_, out_;
   DeviceArray<float> lse_;

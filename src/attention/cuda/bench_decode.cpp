@@ -16,6 +16,16 @@ namespace {
 /// Steps that sessions may go on while they are measured.
 constexpr int kMostSteps = 256;
 
+/// Enough sets of sessions that no exact token is still in the L2 cache when its turn comes again:
+/// a cache that evicts what was read once keeps those longest, and no model of many layers is so
+/// lucky.
+int sets_of_sessions(const BenchSetup& setup, std::int64_t length, int batch) {
+  const Layout layout(setup.spec.settings);
+  return sets_for(
+      2.0 * batch *
+      static_cast<double>((length - layout.dropped(length)) * setup.spec.shape.entry_values()));
+}
+
 }  // namespace
 
 double bench_cache_bytes(const BenchSetup& setup, std::int64_t length) {
@@ -39,8 +49,7 @@ double bench_decode_bytes(const BenchSetup& setup, std::int64_t length, int batc
               group_bytes(shape, static_cast<GroupType>(setup.options.groups), settings.mass)) +
       4.0 * static_cast<double>(std::min(settings.summary_queries, longest) * shape.kv_heads *
                                 summary_width(shape, settings.head_reduce));
-  const double set = batch * bench_cache_bytes(setup, length);
-  return sets_for(set) * batch * session +
+  return sets_of_sessions(setup, length, batch) * batch * session +
          2.0 * static_cast<double>(pages * kPageRows * shape.entry_values());
 }
 
@@ -48,7 +57,7 @@ Timed bench_decode(const BenchSetup& setup, std::int64_t length, int batch) {
   const Settings& settings = setup.spec.settings;
   const AttentionShape& shape = setup.spec.shape;
   const Layout layout(settings);
-  const int sets = sets_for(batch * bench_cache_bytes(setup, length));
+  const int sets = sets_of_sessions(setup, length, batch);
   const int sessions = sets * batch;
   const std::int64_t longest = length + kMostSteps;
   const std::int64_t kv = shape.kv_heads;
@@ -77,28 +86,26 @@ Timed bench_decode(const BenchSetup& setup, std::int64_t length, int batch) {
 
   // Sessions stand at different places in their groups.
   std::vector<std::int64_t> lengths;
-  std::vector<std::int32_t> lengths32;
   for (int i = 0; i < sessions; ++i) {
     lengths.push_back(std::max<std::int64_t>(length - i % settings.group, 1));
-    lengths32.push_back(static_cast<std::int32_t>(lengths.back()));
   }
-  auto* lengths_device = inputs.room<std::int32_t>(sessions);
-  transfer.upload(lengths32, lengths_device);
-
   const std::int64_t exact = exact_rows(settings, longest);
   const std::int64_t groups = layout.groups(longest);
   const bf16* group_semantic = inputs.random(groups * kv * shape.d_semantic());
   const bf16* group_positional = inputs.random(groups * kv * shape.d_positional());
   const float* group_bias = pool.bias == nullptr ? nullptr : inputs.random<float>(groups * kv);
+  const ExactPool exact_pool{inputs.random(sessions * exact * kv * shape.d_semantic()),
+                             inputs.random(sessions * exact * kv * shape.d_positional()),
+                             sessions * exact};
   std::vector<SessionView> views;
   for (int i = 0; i < sessions; ++i) {
     SessionView view;
-    view.semantic = inputs.random(exact * kv * shape.d_semantic());
-    view.positional = inputs.random(exact * kv * shape.d_positional());
+    view.semantic = exact_pool.semantic + i * exact * kv * shape.d_semantic();
+    view.positional = exact_pool.positional + i * exact * kv * shape.d_positional();
     view.pages = pages + i * pages_each;
     view.summary = inputs.random<float>(std::min(settings.summary_queries, longest) * kv *
                                         summary_width(shape, settings.head_reduce));
-    view.length = lengths_device + i;
+    view.length = static_cast<std::int32_t>(lengths[static_cast<std::size_t>(i)]);
     view.ring = static_cast<int>(ring_rows(settings, longest));
     views.push_back(view);
     const std::int64_t held = layout.groups(lengths[static_cast<std::size_t>(i)]);
@@ -122,6 +129,7 @@ Timed bench_decode(const BenchSetup& setup, std::int64_t length, int batch) {
     step.settings = settings;
     step.scale = static_cast<float>(setup.spec.softmax_scale());
     step.pool = pool;
+    step.exact = exact_pool;
     step.sessions = views_device + set * static_cast<std::size_t>(batch);
     step.batch = batch;
     step.queries = inputs.random(batch * shape.heads * d_query);
@@ -130,7 +138,7 @@ Timed bench_decode(const BenchSetup& setup, std::int64_t length, int batch) {
     step.out = out;
   }
   const DecodePlan plan =
-      decode_plan(shape, settings, lengths.data(), batch, longest, kernels_of(setup));
+      decode_plan(shape, settings, pool.type, lengths.data(), batch, longest, kernels_of(setup));
   Buffer workspace;
   transfer.room_of_zeros(workspace, plan.workspace_bytes);
   // Three steps of each session are taken before the replays that count.

@@ -97,7 +97,7 @@ std::size_t counter_bytes(const DecodePlan& plan) {
 }  // namespace
 }  // namespace decoding
 
-DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
+DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings, GroupType type,
                        const std::int64_t* lengths, int batch, std::int64_t longest,
                        Kernels kernels) {
   using namespace decoding;
@@ -108,8 +108,15 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
 
   if (batch == 0) return {};
   std::int64_t most = 1;
-  for (int i = 0; i < batch; ++i) most = std::max(most, entries_at(layout, lengths[i], longest));
-  const std::int64_t exact = std::min(most, layout.window + layout.sink);
+  const bool pages = clusters && stream_fits(shape, settings.method, type);
+  // Whole tiles, some of them not full: after the representatives, at the ends of sink, ring and
+  // window, and one for the representative of the step.
+  const std::int64_t unit = pages ? kPageRows : 1;
+  const auto units_at = [&](std::int64_t length) {
+    const std::int64_t entries = entries_at(layout, length, longest);
+    return pages ? (entries + kPageRows - 1) / kPageRows + 3 : entries;
+  };
+  for (int i = 0; i < batch; ++i) most = std::max(most, units_at(lengths[i]));
   const double partial_entries =
       static_cast<double>(kernel.rows * shape.d_semantic() * 4) /
       static_cast<double>((shape.d_semantic() + shape.d_positional()) * 2);
@@ -125,34 +132,29 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
     const int most_blocks = cluster == 1 ? kMostPartials : 2 * gpu.multiprocessors;
     for (int blocks = cluster; blocks <= most_blocks; blocks += cluster) {
       std::int64_t chunk = (most + blocks - 1) / blocks;
-      if (chunk >= kStreamChunk) {
-        // Whole pages. The last block has the exact tokens, which come slower, and condenses.
-        chunk = (most + exact / 2 + blocks - 1) / blocks;
-        chunk = (chunk + kPageRows - 1) / kPageRows * kPageRows;
-      }
       std::int64_t running = 0;
       for (int i = 0; i < batch; ++i) {
-        const std::int64_t used = (entries_at(layout, lengths[i], longest) + chunk - 1) / chunk;
+        const std::int64_t used = (units_at(lengths[i]) + chunk - 1) / chunk;
         running += (used + cluster - 1) / cluster * cluster * kernel.jobs;
       }
       const auto waves = static_cast<double>((running + slots - 1) / slots);
       const int partials = blocks / cluster;
       const double reduce = partials == 1 ? 0 : kReduceCost + partials * partial_entries / cluster;
-      const double cost = waves * (static_cast<double>(chunk) + kBlockCost + reduce);
+      const double cost = waves * (static_cast<double>(chunk * unit) + kBlockCost + reduce);
       if (cost < best) {
         best = cost;
         plan.blocks = blocks;
         plan.cluster = cluster;
-        plan.chunk = static_cast<int>(chunk);
+        plan.chunk = static_cast<int>(chunk * unit);
       }
     }
   }
 
   // Where sessions may outgrow this by far, there are blocks that have nothing to do for now.
-  const std::int64_t at_last = entries_at(layout, longest, longest);
+  const std::int64_t at_last = units_at(longest);
   if (at_last > most + most / 4) {
     const int room = clusters ? 2 * gpu.multiprocessors / (batch * kernel.jobs) : kMostPartials;
-    const std::int64_t wanted = (at_last + plan.chunk - 1) / plan.chunk;
+    const std::int64_t wanted = (at_last * unit + plan.chunk - 1) / plan.chunk;
     const auto blocks = static_cast<int>(std::min<std::int64_t>(wanted, room));
     plan.blocks = std::max(plan.blocks, (blocks + plan.cluster - 1) / plan.cluster * plan.cluster);
   }
@@ -187,7 +189,7 @@ void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels
   if (condenses && step.settings.mass == Mass::score && step.pool.bias == nullptr) {
     throw Error(ErrorKind::bad_input, "a decode step with mass score needs the pool's bias");
   }
-  args.layout = Layout(step.settings);
+  args.layout = layout32(Layout(step.settings));
   if (condenses && step.settings.mass == Mass::count) {
     args.bias_all = static_cast<float>(std::log(static_cast<double>(step.settings.group)));
   }
@@ -205,7 +207,9 @@ void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels
   args.partials = reinterpret_cast<float*>(static_cast<char*>(workspace) + counter_bytes(plan));
   if (!kernel.fast) {
     launch_generic(args, stream);
-  } else if (kernels == Kernels::fast && stream_fits(args)) {
+  } else if (kernels == Kernels::fast && plan.chunk % kPageRows == 0 &&
+             step.exact.semantic != nullptr &&
+             stream_fits(step.shape, step.settings.method, step.pool.type)) {
     launch_stream(args, stream);
   } else if (step.shape.form == Form::mla) {
     launch_mla(args, stream);

@@ -12,7 +12,8 @@ struct Decode {
   Settings settings;
   float scale = 0;
   GroupPool pool;
-  const SessionView* sessions = nullptr;  ///< device memory, [batch]
+  ExactPool exact;
+  SessionView* sessions = nullptr;  ///< device memory, [batch]
   int batch = 0;
   /// MLA: absorbed, [batch][H][d_c + d_r] (W_ukᵀq_nope, then q_rope); GQA: [batch][H][d].
   const bf16* queries = nullptr;
@@ -35,7 +36,7 @@ struct DecodePlan {
 
 /// `longest` is an upper bound on any session's length while the plan is used; `lengths` are the
 /// sessions' lengths now.
-DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings,
+DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings, GroupType type,
                        const std::int64_t* lengths, int batch, std::int64_t longest,
                        Kernels kernels);
 

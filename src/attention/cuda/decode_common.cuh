@@ -19,11 +19,10 @@ inline constexpr int kMostClusterBlocks = 8;
 
 struct Args {
   Decode step;
-  Layout layout;
+  Layout32 layout;
   float bias_all = 0;  ///< on every representative's logit (natural log)
   float reduce = 1;    ///< ρ of the head reduction
   int chunk = 0;
-  int align = 1;  ///< chunks are multiples of it
   int blocks = 0;
   int cluster = 1;
   int jobs = 1;
@@ -45,9 +44,8 @@ struct Shape {
 Shape kernel_shape(const AttentionShape& shape, const Settings& settings);
 
 void launch_mla(const Args& args, cudaStream_t stream);
-/// Hopper's kernel for blocks that read kStreamChunk entries or more.
-inline constexpr int kStreamChunk = 256;
-bool stream_fits(const Args& args);
+/// Hopper's kernel for wide latents: whether it takes this, in chunks of whole pages.
+bool stream_fits(const AttentionShape& shape, MethodKind method, GroupType type);
 void launch_stream(Args args, cudaStream_t stream);
 void launch_gqa(const Args& args, cudaStream_t stream);
 /// Blocks of these kernels that run at once in clusters of this size.
@@ -74,6 +72,10 @@ struct Place {
     return position_row(p);
   }
   __device__ int position_row(int p) const { return p < sink ? p : sink + (p - sink) % ring; }
+  /// The row of the ring `count` rows after `row`, at most a whole turn.
+  __device__ int row_after(int row, int count) const {
+    return row + count < sink + ring ? row + count : row + count - ring;
+  }
   __device__ bool owns_newest_group() const {
     return leaves && first <= groups - 1 && groups - 1 < last;
   }
@@ -82,21 +84,20 @@ struct Place {
 
 /// Entries of a block: the plan's chunk, or more where the session has outgrown the plan.
 __device__ inline int chunk_of(const Args& args, int entries) {
-  const int even = (entries + args.blocks - 1) / args.blocks;
-  return max(args.chunk, (even + args.align - 1) / args.align * args.align);
+  return max(args.chunk, (entries + args.blocks - 1) / args.blocks);
 }
 
 __device__ inline Place place_of(const Args& args, const SessionView& view, int block) {
   Place at;
   // Read as volatile: the last block of the session changes it in this launch.
-  at.n = *static_cast<const volatile std::int32_t*>(view.length) + 1;
-  const Visible seen = args.layout.visible(at.n - 1);
-  at.groups = static_cast<int>(seen.groups);
-  at.sink = static_cast<int>(args.layout.sink);
-  at.sink_size = static_cast<int>(seen.sink.size());
-  at.window_begin = static_cast<int>(seen.window.begin);
+  at.n = *static_cast<const volatile std::int32_t*>(&view.length) + 1;
+  const BasicVisible<std::int32_t> seen = args.layout.visible(at.n - 1);
+  at.groups = seen.groups;
+  at.sink = args.layout.sink;
+  at.sink_size = seen.sink.size();
+  at.window_begin = seen.window.begin;
   at.ring = view.ring;
-  at.entries = static_cast<int>(seen.pairs());
+  at.entries = seen.pairs();
   at.leaves = at.groups > 0 && args.layout.group_exit(seen.groups - 1) == at.n - 1;
   const int chunk = chunk_of(args, at.entries);
   at.first = min(block * chunk, at.entries);
@@ -110,15 +111,42 @@ __device__ inline int active_blocks(const Args& args, const Place& at) {
   return (at.entries + chunk - 1) / chunk;
 }
 
+/// Waits for the kernels before this one in the stream, where it was launched without waiting for
+/// them. Before any access to memory.
+__device__ inline void grid_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+/// Lets the next kernel be launched, if it does not wait for this one.
+__device__ inline void grid_launch_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+
+/// Counts one more and gives how many came before. Who counts last sees what all that came before
+/// it, and threads that had a barrier with them since, had written.
+__device__ inline int arrival_count(int* counter) {
+#if __CUDA_ARCH__ >= 700
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;\n"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+#else
+  return 0;
+#endif
+}
+
 /// The last block of the session to come here adds the new token to its length: by then every block
 /// has read it. All threads of the block must have, with a barrier since.
-__device__ inline void length_advance(const Args& args, const SessionView& view, int session,
-                                      int n) {
-  __threadfence();
+__device__ inline void length_advance(const Args& args, int session, int n) {
   const int all = args.blocks * args.jobs;
-  if (atomicAdd(args.session_counts + session, 1) != all - 1) return;
+  if (arrival_count(args.session_counts + session) != all - 1) return;
   args.session_counts[session] = 0;
-  *view.length = n;
+  args.step.sessions[session].length = n;
 }
 
 // --- partial softmaxes -------------------------------------------------------------------------

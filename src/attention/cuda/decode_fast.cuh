@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   const Heads heads{kv * sharing + head_group * R::kRows,
                     min(R::kRows, sharing - head_group * R::kRows), static_cast<int>(blockIdx.y)};
 
+  grid_wait();
   // Queries need nothing but the launch: first of all. They pass through room that no tile has yet.
   unsigned char* const query_room = kQuant ? work : stages + (args.stages - 1) * Room::kStageBytes;
   for (int i = tid; i < R::kRows * (R::kScore / 8); i += R::kThreads) {
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     // No block of this cluster has anything to do.
     copy_wait<0>();
     __syncthreads();
-    if (tid == 0) length_advance(args, view, session, at.n);
+    if (tid == 0) length_advance(args, session, at.n);
     return;
   }
 
@@ -111,11 +112,15 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
 
   // Before the queries take the registers; its room is what they leave.
   NewGroup<R> made;
+  using Condense = CondenseRoom<R>;
+  static_assert(sizeof(Condense) <= (kTile - R::kRows) * R::kStride);
   int made_tile = -1;
   int made_row = -1;
   if (at.owns_newest_group()) {
-    made = group_condense<R>(args, view, at, session, kv, head_group == 0,
-                             reinterpret_cast<float*>(query_room + R::kRows * R::kStride));
+    made = group_condense<R, kQuant>(
+        args, view, at, kv, head_group == 0,
+        [&](int pair) { return query_sum<R>(args, session, kv, pair); },
+        *reinterpret_cast<Condense*>(query_room + R::kRows * R::kStride));
     made_tile = (at.groups - 1 - at.first) / kTile;
     made_row = (at.groups - 1 - at.first) % kTile;
   }
@@ -125,7 +130,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   std::uint32_t query[kHeadTiles][kSteps][4];
   copy_wait_for(args.stages - 1);
   __syncthreads();
-  if (tid == 0) length_advance(args, view, session, at.n);  // under the first tile's load
+  if (tid == 0) length_advance(args, session, at.n);  // under the first tile's load
 #pragma unroll
   for (int h = 0; h < kHeadTiles; ++h) {
 #pragma unroll
@@ -342,10 +347,10 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   results_reduce<R>(args, at, session, heads, results, Room::kResultStride, stats, flag);
 }
 
-/// The launch of one instance; `attribute` must live as long as it.
+/// The launch of one instance; `attributes` must live as long as it.
 template <typename R, bool kQuant>
 cudaLaunchConfig_t kernel_config(int stages, dim3 grid, int cluster, cudaStream_t stream,
-                                 cudaLaunchAttribute& attribute) {
+                                 cudaLaunchAttribute (&attributes)[2]) {
   const int bytes = Memory<R, kQuant>::bytes(stages);
   static const bool ready = [&] {
     check(cudaFuncSetAttribute(decode_kernel<R, kQuant>,
@@ -355,25 +360,25 @@ cudaLaunchConfig_t kernel_config(int stages, dim3 grid, int cluster, cudaStream_
   }();
   static_cast<void>(ready);
   return cluster_config(grid, R::kThreads, static_cast<std::size_t>(bytes), cluster, stream,
-                        attribute);
+                        attributes);
 }
 
 template <typename R, bool kQuant>
 void kernel_launch(Args args, cudaStream_t stream) {
   args.stages = Memory<R, kQuant>::stages(device().shared_bytes);
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config =
-      kernel_config<R, kQuant>(args.stages, step_grid(args), args.cluster, stream, attribute);
+      kernel_config<R, kQuant>(args.stages, step_grid(args), args.cluster, stream, attributes);
   check(cudaLaunchKernelEx(&config, decode_kernel<R, kQuant>, args), "a decode step");
 }
 
 /// Blocks in clusters of this size that run at once. Not every multiprocessor has a place in one.
 template <typename R>
 int kernel_slots(int cluster) {
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config =
       kernel_config<R, false>(Memory<R, false>::stages(device().shared_bytes),
-                              dim3(static_cast<unsigned>(cluster)), cluster, nullptr, attribute);
+                              dim3(static_cast<unsigned>(cluster)), cluster, nullptr, attributes);
   int clusters = 0;
   check(cudaOccupancyMaxActiveClusters(&clusters, decode_kernel<R, false>, &config),
         "asking how many clusters fit on the GPU");

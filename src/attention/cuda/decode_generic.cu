@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 1) generic_kernel(const __grid_const
   const int active = active_blocks(args, at);
   if (static_cast<int>(blockIdx.x) >= active) {
     __syncthreads();
-    if (tid == 0) length_advance(args, view, session, at.n);
+    if (tid == 0) length_advance(args, session, at.n);
     return;
   }
   const Job job{args, w, view, at, shared, session, head / args.sharing, head};
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 1) generic_kernel(const __grid_const
       }
     }
   }
-  if (tid == 0) length_advance(args, view, session, at.n);
+  if (tid == 0) length_advance(args, session, at.n);
 }
 
 }  // namespace

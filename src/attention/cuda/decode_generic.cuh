@@ -170,7 +170,7 @@ struct Job {
   // --- condensation ---
   /// q̄ of one head (or of the sum of heads) into shared.mean.
   __device__ void mean_make(int h) const {
-    const Range range = args.layout.summary_range(at.groups - 1, 0);
+    const BasicRange<std::int32_t> range = args.layout.summary_range(at.groups - 1, 0);
     const int queries = static_cast<int>(args.layout.summary_queries);
     __syncthreads();
     for (int d = threadIdx.x; d < w.score; d += kThreads) {

@@ -8,21 +8,30 @@ namespace lca::cuda::decoding {
 
 /// Longest group the tensor-core kernels take: its scores and weights lie in a stage.
 inline constexpr int kMostGroup = 1024;
+/// Rows that a thread loads before it uses the first.
+inline constexpr int kAtOnce = 16;
 
-/// A representative as readers see it, spread over the block's threads: thread t has the bf16
-/// pairs t, t + kThreads, … of the row.
+/// Threads that condense together: here all of a block.
 template <typename R>
+struct WholeBlock {
+  static constexpr int kWarps = R::kWarps;
+  static constexpr int kThreads = R::kThreads;
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static void sync() { __syncthreads(); }
+};
+
+/// A representative as readers see it, spread over the threads of a team: thread t has the bf16
+/// pairs t, t + kThreads, … of the row.
+template <typename R, typename Team = WholeBlock<R>>
 struct NewGroup {
-  static constexpr int kPairs = (R::kWidth / 2 + R::kThreads - 1) / R::kThreads;
-  static_assert((R::kScore + 2 * kMostGroup + 32) * 4 <= (kTile - R::kRows) * R::kStride,
-                "scratch of group_condense lies behind the queries");
+  static constexpr int kPairs = (R::kWidth / 2 + Team::kThreads - 1) / Team::kThreads;
   std::uint32_t pairs[kPairs];
   float bias = 0;
 
   __device__ void put(unsigned char* rows, int row) const {
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
-      const int pair = static_cast<int>(threadIdx.x) + k * R::kThreads;
+      const int pair = Team::thread() + k * Team::kThreads;
       if (pair >= R::kWidth / 2) break;
       *reinterpret_cast<std::uint32_t*>(rows + R::offset(row, pair / 4) + 4 * (pair % 4)) =
           pairs[k];
@@ -30,20 +39,16 @@ struct NewGroup {
   }
 };
 
-/// Where the pieces of a session's entries begin for one KV head, in the order of `Row`.
-template <typename R>
-struct RingRows {
-  const bf16* first;
-  const bf16* second;
-  int kv_heads;
-  int kv;
-  /// Pair of columns (2·pair, 2·pair + 1) of a row of the ring.
-  __device__ std::uint32_t pair(int row, int pair) const {
-    const std::int64_t at = static_cast<std::int64_t>(row) * kv_heads + kv;
-    const bf16* source = 2 * pair < R::kFirst ? first + at * R::kFirst + 2 * pair
-                                              : second + at * R::kSecond + (2 * pair - R::kFirst);
-    return *reinterpret_cast<const std::uint32_t*>(source);
-  }
+/// Shared memory that group_condense works in.
+template <typename R, typename Team = WholeBlock<R>>
+struct CondenseRoom {
+  static constexpr int kRows = R::kGroupRows;
+  alignas(16) std::uint32_t rows[kRows][R::kWidth / 2];
+  float mean[R::kScore];
+  float scores[kMostGroup];
+  float weights[kRows];
+  float sums[Team::kWarps];
+  unsigned largest[8];  // one per scale
 };
 
 /// The new token's query, summed over the heads that share the KV head: columns 2·pair, 2·pair + 1.
@@ -54,153 +59,201 @@ __device__ float2 query_sum(const Args& args, int session, int kv, int pair) {
                       (static_cast<std::int64_t>(session) * args.heads + kv * sharing) * R::kScore +
                       2 * pair;
   float2 sum{0.f, 0.f};
-#pragma unroll 16
-  for (int h = 0; h < sharing; ++h) {
-    const float2 value =
-        unpack_bf16(*reinterpret_cast<const std::uint32_t*>(query + h * R::kScore));
-    sum.x += value.x;
-    sum.y += value.y;
-  }
-  return sum;
-}
-
-template <typename R>
-__device__ float2 pooled_pair(Pool how, const RingRows<R>& rows, const Place& at, int begin,
-                              int group, const float* weights, int best, int pair) {
-  if (how == Pool::select) return unpack_bf16(rows.pair(at.position_row(begin + best), pair));
-  float2 sum{0.f, 0.f};
-  if (how == Pool::max) sum = {-INFINITY, -INFINITY};
-  int row = at.position_row(begin);
-#pragma unroll 16
-  for (int i = 0; i < group; ++i) {
-    const float2 value = unpack_bf16(rows.pair(row, pair));
-    row = row + 1 == at.sink + at.ring ? at.sink : row + 1;
-    if (how == Pool::max) {
-      sum = {fmaxf(sum.x, value.x), fmaxf(sum.y, value.y)};
-    } else {
-      const float weight = how == Pool::mean ? 1.f : weights[i];
-      sum = {sum.x + weight * value.x, sum.y + weight * value.y};
+#pragma unroll 1
+  for (int first = 0; first < sharing; first += kAtOnce) {
+    std::uint32_t bits[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      bits[i] = 0;
+      if (first + i < sharing) {
+        bits[i] = *reinterpret_cast<const std::uint32_t*>(query + (first + i) * R::kScore);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float2 value = unpack_bf16(bits[i]);
+      sum = {sum.x + value.x, sum.y + value.y};
     }
   }
-  if (how == Pool::mean)
-    sum = {sum.x / static_cast<float>(group), sum.y / static_cast<float>(group)};
   return sum;
 }
 
-/// Condenses group at.groups − 1 for one KV head with all threads of the block; puts it into its
-/// page where `write`. `scratch` is free shared memory: kScore + 2·g + 32 floats.
-template <typename R>
-__device__ NewGroup<R> group_condense(const Args& args, const SessionView& view, const Place& at,
-                                      int session, int kv, bool write, float* scratch) {
+/// Condenses group at.groups − 1 for one KV head with all threads of the team; puts it into its
+/// page where `write`. `scratch` is free shared memory. query(pair) gives the new token's query,
+/// summed over heads, as query_sum does.
+///
+/// It runs once in g steps, often beside a busy memory: trips are few, and the code is short,
+/// because it comes from memory too. Rows pass through shared memory, R::kGroupRows at a time; most
+/// groups are loaded once.
+template <typename R, bool kQuant, typename Team = WholeBlock<R>, typename Query>
+__device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView& view,
+                                            const Place& at, int kv, bool write, const Query& query,
+                                            CondenseRoom<R, Team>& room) {
+  using New = NewGroup<R, Team>;
+  using Room = CondenseRoom<R, Team>;
   const Settings& settings = args.step.settings;
-  const int tid = static_cast<int>(threadIdx.x);
+  const int tid = Team::thread();
   const int warp = tid / 32;
   const int lane = tid % 32;
   const int group = static_cast<int>(settings.group);
   const int kv_heads = R::kMla ? 1 : args.kv_heads;
-  float* mean = scratch;
-  float* scores = mean + R::kScore;
-  float* weights = scores + group;
-  float* sums = weights + group;                                  // one per warp
-  auto* largest = reinterpret_cast<unsigned*>(sums + R::kWarps);  // one per scale
-  const RingRows<R> rows{R::kMla ? view.semantic : view.positional,
-                         R::kMla ? view.positional : view.semantic, kv_heads, kv};
-
-  // q̄: the queries before this step's from the ring of summaries, this step's as it was given.
   const int j = at.groups - 1;
   const std::int64_t page = view.pages[j / kPageRows];  // asked for early, wanted last
-  const Range range = args.layout.summary_range(j, 0);
-  const int queries = static_cast<int>(args.layout.summary_queries);
-  const int before = static_cast<int>(range.size()) - 1;
-  for (int pair = tid; pair < R::kScore / 2; pair += R::kThreads) {
-    float2 sum = query_sum<R>(args, session, kv, pair);
-    int row = static_cast<int>(range.begin % queries);
-#pragma unroll 16
-    for (int i = 0; i < before; ++i) {
-      const auto* source = reinterpret_cast<const float2*>(
-          view.summary + (static_cast<std::int64_t>(row) * kv_heads + kv) * R::kScore);
-      const float2 value = source[pair];
-      sum = {sum.x + value.x, sum.y + value.y};
-      row = row + 1 == queries ? 0 : row + 1;
+  const int first_row = at.position_row(args.layout.group_range(j).begin);
+  const auto rows_load = [&](int first) {
+    const int count = min(Room::kRows, group - first);
+#pragma unroll 1
+    for (int i = tid; i < count * R::kChunks; i += Team::kThreads) {
+      const int row = i / R::kChunks;
+      const int chunk = i % R::kChunks;
+      const std::int64_t from = std::int64_t{at.row_after(first_row, first + row)} * kv_heads + kv;
+      const bool head = chunk < R::kFirst / 8;
+      const bf16* const rows = head == R::kMla ? view.semantic : view.positional;
+      copy_chunk(shared_address(room.rows[row] + chunk * 4),
+                 rows + from * (head ? R::kFirst : R::kSecond) +
+                     (head ? chunk : chunk - R::kFirst / 8) * 8);
+    }
+    copy_commit();
+  };
+  rows_load(0);
+
+  // q̄: the queries before this step's from the ring of summaries, this step's as it was given.
+  const BasicRange<std::int32_t> range = args.layout.summary_range(j, 0);
+  const int queries = args.layout.summary_queries;
+  const int before = range.size() - 1;
+#pragma unroll 1
+  for (int pair = tid; pair < R::kScore / 2; pair += Team::kThreads) {
+    const auto* const column =
+        reinterpret_cast<const float2*>(view.summary + kv * R::kScore) + pair;
+    float2 sum = query(pair);
+    int row = range.begin % queries;
+#pragma unroll 1
+    for (int first = 0; first < before; first += kAtOnce) {
+      float2 value[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        value[i] = {0.f, 0.f};
+        if (first + i < before) value[i] = column[std::int64_t{row} * (kv_heads * R::kScore / 2)];
+        row = row + 1 == queries ? 0 : row + 1;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) sum = {sum.x + value[i].x, sum.y + value[i].y};
     }
     const float count = static_cast<float>(before + 1);
-    *reinterpret_cast<float2*>(mean + 2 * pair) = {sum.x / count, sum.y / count};
+    *reinterpret_cast<float2*>(room.mean + 2 * pair) = {sum.x / count, sum.y / count};
   }
-  if (tid < R::kScales) largest[tid] = 0;
-  __syncthreads();
+  if (kQuant && tid < R::kScales) room.largest[tid] = 0;
 
-  const int begin = static_cast<int>(args.layout.group_range(j).begin);
   const float score_factor = args.step.scale * args.reduce;
-  for (int i = warp; i < group; i += 2 * R::kWarps) {  // two rows at once: their loads overlap
-    const int count = min(2, (group - i + R::kWarps - 1) / R::kWarps);
-    const int row = at.position_row(begin + i);
-    const int next = count == 2 ? at.position_row(begin + i + R::kWarps) : row;
-    float dot[2] = {0.f, 0.f};
-#pragma unroll 9
-    for (int pair = lane; pair < R::kScore / 2; pair += 32) {
-      const float2 value = unpack_bf16(rows.pair(row, pair));
-      const float2 other = unpack_bf16(rows.pair(next, pair));
-      dot[0] += mean[2 * pair] * value.x + mean[2 * pair + 1] * value.y;
-      dot[1] += mean[2 * pair] * other.x + mean[2 * pair + 1] * other.y;
+#pragma unroll 1
+  for (int first = 0; first < group; first += Room::kRows) {
+    if (first > 0) rows_load(first);
+    copy_wait_all();
+    Team::sync();
+#pragma unroll 1
+    for (int i = warp; i < min(Room::kRows, group - first); i += Team::kWarps) {
+      float dot = 0;
+#pragma unroll 3
+      for (int pair = lane; pair < R::kScore / 2; pair += 32) {
+        const float2 value = unpack_bf16(room.rows[i][pair]);
+        const float2 q = *reinterpret_cast<const float2*>(room.mean + 2 * pair);
+        dot += q.x * value.x + q.y * value.y;
+      }
+      dot = warp_sum(dot);
+      if (lane == 0) room.scores[first + i] = dot * score_factor;
     }
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const float sum = warp_sum(dot[k]);
-      if (lane == 0 && k < count) scores[i + k * R::kWarps] = sum * score_factor;
-    }
+    Team::sync();
   }
-  __syncthreads();
-  const GroupWeights softmax = group_weights(scores, group);
-  for (int i = tid; i < group; i += R::kThreads)
-    weights[i] = expf(scores[i] - softmax.top) / softmax.sum;
-  __syncthreads();
+  const GroupWeights softmax = group_weights(room.scores, group);
 
-  NewGroup<R> made;
+  const auto pool_of = [&](int pair) {
+    return (2 * pair < R::kFirst) == R::kMla ? settings.semantic_pool : settings.positional_pool;
+  };
+  float2 pooled[New::kPairs];
+#pragma unroll
+  for (int k = 0; k < New::kPairs; ++k) {
+    pooled[k].x = pooled[k].y = pool_of(tid + k * Team::kThreads) == Pool::max ? -INFINITY : 0.f;
+  }
+#pragma unroll 1
+  for (int first = 0; first < group; first += Room::kRows) {
+    if (group > Room::kRows) {
+      rows_load(first);
+      copy_wait_all();
+    }
+    const int count = min(Room::kRows, group - first);
+    // What each row counts; `max` has no use for it.
+    if (tid < count) room.weights[tid] = expf(room.scores[first + tid] - softmax.top) / softmax.sum;
+    Team::sync();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int k = 0; k < New::kPairs; ++k) {
+        const int pair = min(tid + k * Team::kThreads, R::kWidth / 2 - 1);
+        const Pool how = pool_of(pair);
+        const float2 value = unpack_bf16(room.rows[i][pair]);
+        const float weight = how == Pool::weighted ? room.weights[i]
+                             : how == Pool::select ? (first + i == softmax.best ? 1.f : 0.f)
+                                                   : 1.f;
+        const float2 sum = {pooled[k].x + weight * value.x, pooled[k].y + weight * value.y};
+        const float2 most = {fmaxf(pooled[k].x, value.x), fmaxf(pooled[k].y, value.y)};
+        pooled[k] = how == Pool::max ? most : sum;
+      }
+    }
+    Team::sync();
+  }
+
+  New made;
   float own = 0;
 #pragma unroll
-  for (int k = 0; k < NewGroup<R>::kPairs; ++k) {
-    const int pair = tid + k * R::kThreads;
+  for (int k = 0; k < New::kPairs; ++k) {
+    const int pair = tid + k * Team::kThreads;
     made.pairs[k] = 0;
     if (pair >= R::kWidth / 2) break;
     const bool semantic = (2 * pair < R::kFirst) == R::kMla;
-    const Pool how = semantic ? settings.semantic_pool : settings.positional_pool;
-    const float2 value = pooled_pair<R>(how, rows, at, begin, group, weights, softmax.best, pair);
-    if (2 * pair < R::kScore) own += mean[2 * pair] * value.x + mean[2 * pair + 1] * value.y;
+    float2 value = pooled[k];
+    if (pool_of(pair) == Pool::mean) {
+      value = {value.x / static_cast<float>(group), value.y / static_cast<float>(group)};
+    }
+    if (pair < R::kScore / 2)
+      own += room.mean[2 * pair] * value.x + room.mean[2 * pair + 1] * value.y;
     made.pairs[k] = pack_bf16(value.x, value.y);
-    if (args.step.pool.type != GroupType::bf16 && (semantic || !R::kMla)) {
+    if (kQuant && (semantic || !R::kMla)) {
       const float2 stored = unpack_bf16(made.pairs[k]);
-      atomicMax(largest + R::scale_of(2 * pair),
+      atomicMax(room.largest + R::scale_of(2 * pair),
                 __float_as_uint(fmaxf(fabsf(stored.x), fabsf(stored.y))));
     }
   }
-  own = warp_sum(own);
-  if (lane == 0) sums[warp] = own;
-  __syncthreads();
-  own = 0;
-#pragma unroll
-  for (int w = 0; w < R::kWarps; ++w) own += sums[w];
-  made.bias = settings.mass == Mass::score ? logf(softmax.sum) + softmax.top - own * score_factor
-                                           : args.bias_all;
+  made.bias = args.bias_all;
+  if (kQuant || settings.mass == Mass::score) {
+    own = warp_sum(own);
+    if (lane == 0) room.sums[warp] = own;
+    Team::sync();
+    own = 0;
+    for (int w = 0; w < Team::kWarps; ++w) own += room.sums[w];
+    if (settings.mass == Mass::score) {
+      made.bias = logf(softmax.sum) + softmax.top - own * score_factor;
+    }
+  }
 
   const GroupPool& pool = args.step.pool;
   const std::int64_t at_row = (page * kPageRows + j % kPageRows) * kv_heads + kv;
   const float most = quantised_largest(pool.type);
 #pragma unroll
-  for (int k = 0; k < NewGroup<R>::kPairs; ++k) {
-    const int pair = tid + k * R::kThreads;
+  for (int k = 0; k < New::kPairs; ++k) {
+    const int pair = tid + k * Team::kThreads;
     if (pair >= R::kWidth / 2) break;
     const bool first = 2 * pair < R::kFirst;
     const bool semantic = first == R::kMla;
     const std::int64_t element =
         at_row * (first ? R::kFirst : R::kSecond) + (first ? 2 * pair : 2 * pair - R::kFirst);
     void* part = semantic ? pool.semantic : pool.positional;
-    if (pool.type == GroupType::bf16 || (R::kMla && !semantic)) {
+    if (!kQuant || (R::kMla && !semantic)) {
       if (write) {
         *reinterpret_cast<std::uint32_t*>(static_cast<bf16*>(part) + element) = made.pairs[k];
       }
       continue;
     }
-    const float magnitude = __uint_as_float(largest[R::scale_of(2 * pair)]);
+    const float magnitude = __uint_as_float(room.largest[R::scale_of(2 * pair)]);
     const float scale = magnitude / most;
     const float factor = quantising_factor(most, magnitude);
     const float2 value = unpack_bf16(made.pairs[k]);
@@ -213,8 +266,8 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
     made.pairs[k] = pack_bf16(quantised_value(pool.type, low) * scale,
                               quantised_value(pool.type, high) * scale);
   }
-  if (write && pool.type != GroupType::bf16 && tid < R::kScales) {
-    const float scale = __uint_as_float(largest[tid]) / most;
+  if (kQuant && write && tid < R::kScales) {
+    const float scale = __uint_as_float(room.largest[tid]) / most;
     if constexpr (R::kMla) {
       pool.semantic_scale[at_row * R::kScales + tid] = scale;
     } else {
@@ -226,10 +279,10 @@ __device__ NewGroup<R> group_condense(const Args& args, const SessionView& view,
 }
 
 /// The new token into its row of the ring, its summed query into the ring of summaries.
-template <typename R>
+template <typename R, typename Team = WholeBlock<R>>
 __device__ void token_store(const Args& args, const SessionView& view, const Place& at, int session,
                             int kv) {
-  const int tid = static_cast<int>(threadIdx.x);
+  const int tid = Team::thread();
   const int kv_heads = R::kMla ? 1 : args.kv_heads;
   const std::int64_t from = static_cast<std::int64_t>(session) * kv_heads + kv;
   const std::int64_t to = static_cast<std::int64_t>(at.position_row(at.n - 1)) * kv_heads + kv;
@@ -242,10 +295,10 @@ __device__ void token_store(const Args& args, const SessionView& view, const Pla
         reinterpret_cast<const uint4*>(args.step.positional + from * R::kPositional)[chunk];
   }
   if (args.layout.method != MethodKind::lca) return;
-  const int row = (at.n - 1) % static_cast<int>(args.layout.summary_queries);
+  const int row = (at.n - 1) % args.layout.summary_queries;
   auto* summary = reinterpret_cast<float2*>(
       view.summary + (static_cast<std::int64_t>(row) * kv_heads + kv) * R::kScore);
-  for (int pair = tid; pair < R::kScore / 2; pair += R::kThreads) {
+  for (int pair = tid; pair < R::kScore / 2; pair += Team::kThreads) {
     summary[pair] = query_sum<R>(args, session, kv, pair);
   }
 }

@@ -13,6 +13,12 @@ __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
 #endif
 }
+/// The same where nothing was written but barriers that a fence has announced.
+__device__ inline void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;\n" ::: "memory");
+#endif
+}
 __device__ inline void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
@@ -55,21 +61,28 @@ __device__ inline float2 peer_load2(const float2* local, int rank, int cluster) 
   return *local;
 }
 
-/// A grid's launch in clusters of `cluster` blocks; `attribute` must live as long as it.
+/// A grid's launch in clusters of `cluster` blocks; `attributes` must live as long as it.
 inline cudaLaunchConfig_t cluster_config(dim3 grid, int threads, std::size_t bytes, int cluster,
-                                         cudaStream_t stream, cudaLaunchAttribute& attribute) {
+                                         cudaStream_t stream,
+                                         cudaLaunchAttribute (&attributes)[2]) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
+  config.attrs = attributes;
   if (cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
     attribute.val.clusterDim.y = 1;
     attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+  }
+  if (device().major >= 9) {
+    // Blocks may be there before the kernel ahead in the stream has ended: they call grid_wait.
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
   }
   return config;
 }
@@ -145,13 +158,11 @@ __device__ void results_reduce(const Args& args, const Place& at, int session, c
   }
   if (cluster > 1) cluster_arrive();  // this block reads no other's memory from here on
   if (partials > 1) {
-    __threadfence();
     __syncthreads();
     if (tid == 0) {
       int* count = args.job_counts + static_cast<std::int64_t>(heads.job) * cluster + rank;
-      const bool last = atomicAdd(count, 1) == partials - 1;
+      const bool last = arrival_count(count) == partials - 1;
       if (last) *count = 0;
-      __threadfence();
       *flag = last ? 1 : 0;
     }
     __syncthreads();

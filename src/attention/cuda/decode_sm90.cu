@@ -1,20 +1,23 @@
-/// Decode on Hopper for blocks that read many entries: batches of long sessions.
+/// Decode on Hopper for wide latents.
 ///
 /// Shapes     MLA 512 + 64, up to 16 heads a job, bf16 representatives. A tile is 64 entries; pages
 ///            of representatives are tiles.
-/// Moving     the producer warp group brings tiles: a page by TMA (nine boxes of 64 rows × 128
-///            bytes), exact tokens of a ring by cp.async. Two consumer warp groups have a stage of
-///            72 KiB each and take tiles in turn, so that one's softmax hides under the other's
-///            loads and products. Entries are the long dimension of every product (M = 64), heads
-///            the short one (N = 16): nothing is padded.
+/// Moving     one thread asks TMA for tiles (nine boxes of 64 rows × 128 bytes); the other warps of
+///            its group condense the group that leaves the window, if one does. Two consumer warp
+///            groups have a stage of 72 KiB each and take tiles in turn, so that one's softmax
+///            hides under the other's loads and products. Entries are the long dimension of every
+///            product (M = 64), heads the short one (N = 16): nothing is padded.
 ///              scores   Sᵀ [64 entries × 16]  = K [64 × 576] · Qᵀ, 36 wgmma
 ///              outputs  Oᵀ [512 × 16]        += Vᵀ [512 × 64] · P, 32 wgmma, V the latents of K
-/// Memory     stages 144 KiB, queries 18 KiB, probabilities 4 KiB, scratch of condensing 11 KiB.
+/// At the end the warp groups give each other half of the heads, and every block sends its columns
+/// to the block of the cluster that owns them (decode_inbox.cuh).
+/// Memory     stages 144 KiB, queries 18 KiB, probabilities 4 KiB, inbox 34 KiB, in which the group
+///            that leaves is condensed before it takes messages.
 /// Bounds     V2-Lite at 128K, 32 sessions: 339 MB, 79 µs at 4.27 TB/s; shared memory reads a tile
 ///            twice, 1,150 cycles of the 3,900 that its load takes.
 
 #include "attention/cuda/decode_group.cuh"
-#include "attention/cuda/decode_reduce.cuh"
+#include "attention/cuda/decode_inbox.cuh"
 #include "attention/cuda/hopper.cuh"
 #include "attention/cuda/tensor_map.h"
 
@@ -31,20 +34,28 @@ constexpr int kPanelBytes = kTile * 128;  // of a tile
 constexpr int kQueryPanelBytes = kHeads * 128;
 constexpr int kTileBytes = kPanels * kPanelBytes;
 constexpr int kOutputTiles = R::kValue / 64;
-constexpr int kResultStride = R::kValue + 8;
+
+/// The warps of the producer group that do not ask for pages.
+struct Helpers {
+  static constexpr int kWarps = 3;
+  static constexpr int kThreads = 96;
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) - 32; }
+  __device__ static void sync() { NamedBarrier::sync(kThreads, 3); }
+};
 
 struct Shared {
-  alignas(1024) unsigned char stage[2][kTileBytes];  // at the end: results of both warp groups
+  alignas(1024) unsigned char stage[2][kTileBytes];  // at the end: what warp groups give each other
   alignas(1024) unsigned char query[kPanels * kQueryPanelBytes];
   alignas(1024) unsigned char weights[2][kHeads * 128];  // Pᵀ: a row of 64 entries for each head
-  float scratch[R::kScore + 2 * kMostGroup + 32];
-  alignas(16) std::uint32_t fresh[R::kWidth / 2];  // the representative of this step
+  alignas(16) std::uint32_t fresh[R::kWidth / 2];        // the representative of this step
   float fresh_bias;
-  float tops[2][4][kHeads];  // per warp group and warp
-  float2 stats[2][kHeads];   // per warp group: maximum and sum
-  float2 merged[kHeads];
-  int flag;
-  Barrier full[2], empty[2];
+  float tops[2][4][kHeads];  // per warp group and warp: maxima of a tile, at the end sums
+  float group_tops[2][kHeads];
+  Inbox<R::kValue> inbox;
+  LoadBarrier full[2];
+  Barrier empty[2];
+  Barrier fresh_made;
+  LoadBarrier inbox_full;
 };
 
 /// Where 16-byte chunk `chunk` of a row lies in a tile of 128-byte panels, swizzled as TMA does.
@@ -58,87 +69,123 @@ __device__ __forceinline__ void product(float* d, std::uint64_t a, std::uint64_t
   Atom::fma(a, b, d[I]..., add ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
 }
 
+/// Consecutive rows of one tensor, at most a tile of them.
+struct Rows {
+  enum Kind { page, exact, made } kind;  ///< `made`: this step's representative
+  int first;                             ///< entry of the list
+  int count;
+  int row;  ///< exact: of the session's; page: in `pages`
+};
+
+/// What one session reads in this step, in tiles: pages of representatives, exact tokens (the sink,
+/// the window up to the ring's end, the rest of it), and at last, by itself, the representative
+/// that comes to be in this step: it takes longest to be there. Blocks share the tiles evenly.
+struct Schedule {
+  int stored;    ///< representatives that are in pages
+  int begin[4];  ///< of the three kinds of exact tokens in the list, and their end
+  int row[3];    ///< of the session's exact tokens
+  int pages;     ///< tiles of each
+  int exact_tiles[3];
+  int loads;        ///< tiles that are read from memory
+  int count;        ///< all tiles
+  int first, last;  ///< tiles of this block
+  int active;       ///< blocks that have some
+
+  __device__ Schedule(const Args& args, const Place& at, int block) {
+    const int window = at.groups + at.sink_size;
+    const int start = max(at.window_begin - at.sink, 0) % at.ring;
+    stored = at.leaves ? at.groups - 1 : at.groups;
+    pages = (stored + kTile - 1) / kTile;
+    begin[0] = at.groups;
+    begin[1] = window;
+    begin[2] = min(at.entries, window + at.ring - start);
+    begin[3] = at.entries;
+    row[0] = 0;
+    row[1] = at.sink + start;
+    row[2] = at.sink;
+    loads = pages;
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      exact_tiles[k] = (begin[k + 1] - begin[k] + kTile - 1) / kTile;
+      loads += exact_tiles[k];
+    }
+    count = loads + (at.leaves ? 1 : 0);
+    const int each = max(args.chunk / kTile, (count + args.blocks - 1) / args.blocks);
+    active = (count + each - 1) / each;
+    first = min(block * each, count);
+    last = min(first + each, count);
+  }
+  __device__ bool owns_newest_token() const { return first < loads && last >= loads; }
+  __device__ bool owns_newest_group() const { return loads < last; }
+
+  __device__ Rows operator()(int index) const {
+    if (index < pages) {
+      return {Rows::page, index * kTile, min(kTile, stored - index * kTile), index};
+    }
+    if (index >= loads) return {Rows::made, stored, 1, 0};
+    int tile = index - pages;
+    int k = 0;
+    if (tile >= exact_tiles[0]) {
+      tile -= exact_tiles[0];
+      k = 1;
+      if (tile >= exact_tiles[1]) {
+        tile -= exact_tiles[1];
+        k = 2;
+      }
+    }
+    const int from = (k == 0 ? begin[0] : k == 1 ? begin[1] : begin[2]) + tile * kTile;
+    const int end = k == 0 ? begin[1] : k == 1 ? begin[2] : begin[3];
+    return {Rows::exact, from, min(kTile, end - from),
+            (k == 0   ? row[0]
+             : k == 1 ? row[1]
+                      : row[2]) +
+                tile * kTile};
+  }
+};
+
+/// The four tensors that tiles come from: rows of pages and of exact tokens.
+struct Maps {
+  CUtensorMap group_semantic, group_positional, exact_semantic, exact_positional;
+};
+
 // --- producer ----------------------------------------------------------------------------------
 
-/// A tile of exact tokens, by all threads of the producer warp group. `start` is where in the ring
-/// the window begins: one division for the whole step.
-__device__ __forceinline__ void exact_load(const Args& args, const SessionView& view,
-                                           const Place& at, const Tile& tile, int start,
-                                           int session, unsigned char* stage) {
-  const int part = threadIdx.x % 8;
-  const int window_first = at.groups + at.sink_size;  // in the list
-#pragma unroll
-  for (int i = 0; i < kTile / 16; ++i) {
-    const int row = static_cast<int>(threadIdx.x) / 8 + 16 * i;
-    const bool real = row < tile.count;
-    const int entry = tile.first + row;
-    // The newest token comes from where it was given: nobody waits for the ring.
-    const bf16* semantic = args.step.semantic + std::int64_t{session} * R::kSemantic;
-    const bf16* positional = args.step.positional + std::int64_t{session} * R::kPositional;
-    if (real && entry != at.entries - 1) {
-      int in_ring = start + entry - window_first;
-      if (in_ring >= at.ring) in_ring -= at.ring;
-      const std::int64_t from = entry < window_first ? entry - at.groups : at.sink + in_ring;
-      semantic = view.semantic + from * R::kSemantic;
-      positional = view.positional + from * R::kPositional;
-    }
-    semantic += part * 8;
-    positional += part * 8;
-    const std::uint32_t to = shared_address(stage + chunk_offset(row, part, kPanelBytes));
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      copy_chunk(to + panel * kPanelBytes,
-                 panel < R::kSemantic / 64 ? semantic + panel * 64 : positional, real);
-    }
-  }
-}
-
-__device__ __forceinline__ void page_load(const CUtensorMap& semantic,
-                                          const CUtensorMap& positional, Barrier& full,
+/// Asks for a tile of rows.
+__device__ __forceinline__ void rows_load(const CUtensorMap* semantic,
+                                          const CUtensorMap* positional, LoadBarrier& full,
                                           unsigned char* stage, int row) {
+  full.arrive_and_expect_tx(kTileBytes);
   auto* const barrier = reinterpret_cast<std::uint64_t*>(&full);
-  LoadBarrier::arrive_and_expect_tx(barrier, kTileBytes);
   constexpr auto kOnce = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 #pragma unroll
-  for (int panel = 0; panel < kPanels - 1; ++panel) {
-    cute::SM90_TMA_LOAD_3D::copy(&semantic, barrier, kOnce, stage + panel * kPanelBytes, panel * 64,
-                                 0, row);
-  }
-  cute::SM90_TMA_LOAD_3D::copy(&positional, barrier, kOnce, stage + (kPanels - 1) * kPanelBytes, 0,
-                               0, row);
-}
-
-/// Tile into its stage; all 128 threads of the producer warp group come here, and each announces
-/// its part: TMA when its bytes are there, cp.async when this thread's copies are.
-__device__ __forceinline__ void tile_load(const Args& args, const CUtensorMap& semantic,
-                                          const CUtensorMap& positional, const SessionView& view,
-                                          const Place& at, const Tile& tile, int page, int start,
-                                          int session, Shared& shared, int stage) {
-  Barrier& full = shared.full[stage];
-  if (!tile.groups) {
-    exact_load(args, view, at, tile, start, session, shared.stage[stage]);
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&full))
-                 : "memory");
-  } else if (threadIdx.x == 0) {
-    page_load(semantic, positional, full, shared.stage[stage], page * kPageRows);
-  } else {
-    full.arrive();
+  for (int panel = 0; panel < kPanels; ++panel) {
+    const bool latent = panel < kPanels - 1;
+    cute::SM90_TMA_LOAD_3D::copy(latent ? semantic : positional, barrier, kOnce,
+                                 stage + panel * kPanelBytes, latent ? panel * 64 : 0, 0, row);
   }
 }
 
-/// The page of a tile of representatives, for the one thread that asks TMA for it.
-__device__ __forceinline__ int page_of(const SessionView& view, const Tile& tile) {
-  return tile.groups && threadIdx.x == 0 ? __ldg(view.pages + tile.first / kPageRows) : 0;
+/// The queries in shared memory, summed over heads: columns 2·pair, 2·pair + 1.
+__device__ inline float2 query_sum_shared(const unsigned char* query, int pair) {
+  float2 sum{0.f, 0.f};
+#pragma unroll
+  for (int row = 0; row < kHeads; ++row) {
+    const float2 value = unpack_bf16(*reinterpret_cast<const std::uint32_t*>(
+        query + chunk_offset(row, pair / 4, kQueryPanelBytes) + pair % 4 * 4));
+    sum = {sum.x + value.x, sum.y + value.y};
+  }
+  return sum;
 }
 
 // --- consumers ---------------------------------------------------------------------------------
 
-/// One warp group's share of a block: tiles group, group + 2, …
+/// One warp group's share of a block: every other tile.
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const Args& args, const SessionView& view, const Place& at,
                                       Shared& shared, int group)
       : args_(args), view_(view), at_(at), shared_(shared), group_(group) {
+    thread_ = threadIdx.x & 127;
     lane_ = threadIdx.x & 31;
     warp_ = threadIdx.x / 32 & 3;
 #pragma unroll
@@ -153,19 +200,29 @@ class Consumer {
     }
   }
 
-  /// `fresh`: the row of the tile that holds this step's representative, or −1.
-  __device__ __forceinline__ void tile(const Tile& tile, int fresh, std::uint32_t phase) {
+  /// Rows, the `turn`-th of this warp group. `newest` is this thread's 16 bytes of the newest
+  /// token.
+  __device__ __forceinline__ void tile(const Rows& rows, int turn, const uint4& newest) {
     unsigned char* const stage = shared_.stage[group_];
-    shared_.full[group_].wait(phase);
-    if (!tile.groups) {
-      async_proxy_fence();  // cp.async wrote it, wgmma reads it
-    } else if (tile.count < kTile || fresh >= 0) {
-      tile_mend(tile, fresh, stage);
+    if (rows.kind == Rows::made) {
+      if (turn > 0) group_barrier();  // others may still read the stage
+      rows_clear(1, stage);
+      shared_.fresh_made.wait(0);
+      row_put(reinterpret_cast<const uint4*>(shared_.fresh)[min(thread_, R::kChunks - 1)], 0,
+              stage);
+      shared_write_end();
+    } else {
+      shared_.full[group_].wait(turn & 1);
+      // The newest token is not in its ring yet, and comes from where it was given.
+      const bool has_newest = rows.first + rows.count == at_.entries;
+      if (has_newest) row_put(newest, rows.count - 1, stage);
+      if (rows.count < kTile) rows_clear(rows.count, stage);
+      if (has_newest || rows.count < kTile) shared_write_end();
     }
     scores(stage);
-    softmax(tile, fresh);
+    softmax(rows);
     outputs(stage);
-    shared_.empty[group_].arrive();  // every thread: some have mended rows themselves
+    shared_.empty[group_].arrive();  // every thread: some wrote rows
   }
 
   /// Maxima and sums of all heads to shared memory.
@@ -176,33 +233,66 @@ class Consumer {
 #pragma unroll
       for (int step = 4; step < 32; step <<= 1) sum += __shfl_xor_sync(~0u, sum, step);
       if (lane_ < 4) shared_.tops[group_][warp_][head(c)] = sum;
-    }
-    group_barrier();
-    if (warp_ == 0 && lane_ < 4) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        float sum = 0;
-        for (int w = 0; w < 4; ++w) sum += shared_.tops[group_][w][head(c)];
-        shared_.stats[group_][head(c)] = {top_[c], sum};
-      }
+      if (lane_ < 4 && warp_ == 0) shared_.group_tops[group_][head(c)] = top_[c];
     }
   }
 
-  /// The outputs, on the scale of the block's maximum: written by one warp group, added to by the
-  /// other.
-  __device__ __forceinline__ void results_write(float* results, bool add) const {
+  /// Both warp groups' results as one, half of the heads each, sent to the blocks that own them.
+  /// After a barrier of all; nobody reads stages any more.
+  __device__ __forceinline__ void results_send() {
+    auto* const give = reinterpret_cast<float4*>(shared_.stage[group_]) + thread_;
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const float factor = top_[c] == -INFINITY ? 0.f : exp2f(top_[c] - shared_.merged[head(c)].x);
-      float* row = results + head(c) * kResultStride + warp_ * 16 + lane_ / 4;
+    for (int m = 0; m < kOutputTiles; ++m) {
+      const float* o = o_[m];
+      give[m * 128] =
+          group_ == 0 ? make_float4(o[4], o[5], o[6], o[7]) : make_float4(o[0], o[1], o[2], o[3]);
+    }
+    NamedBarrier::sync(256, 2);
+    float own[2], others[2];  // weights of this thread's two heads
+    float2 stats[2];
 #pragma unroll
-      for (int m = 0; m < kOutputTiles; ++m) {
+    for (int k = 0; k < 2; ++k) {
+      const int row = group_ * 8 + 2 * (lane_ & 3) + k;
+      const float mine = shared_.group_tops[group_][row];
+      const float theirs = shared_.group_tops[1 - group_][row];
+      const float top = fmaxf(mine, theirs);
+      own[k] = mine == -INFINITY ? 0.f : exp2_fast(mine - top);
+      others[k] = theirs == -INFINITY ? 0.f : exp2_fast(theirs - top);
+      float sum = 0;
 #pragma unroll
-        for (int low = 0; low < 2; ++low) {
-          float& to = row[m * 64 + 8 * low];
-          const float value = o_[m][c / 2 * 4 + 2 * low + (c & 1)] * factor;
-          to = add ? to + value : value;
+      for (int w = 0; w < 4; ++w) {
+        sum += shared_.tops[group_][w][row] * own[k] + shared_.tops[1 - group_][w][row] * others[k];
+      }
+      stats[k] = {top, sum};
+    }
+    const int cluster = args_.cluster;
+    const int rank = static_cast<int>(blockIdx.x);
+    const int width = R::kValue / cluster;
+    const int shift = __ffs(width) - 1;
+    const int first_head = group_ * 8 + 2 * (lane_ & 3);
+    float* const values = shared_.inbox.values + rank * width * kHeads;
+    if (warp_ == 0 && lane_ / 4 < cluster) {
+      const Mailbox to(&shared_.inbox.stats[rank][first_head], &shared_.inbox_full, lane_ / 4,
+                       cluster);
+      to.send(0, stats[0].x, stats[0].y);
+      to.send(2, stats[1].x, stats[1].y);
+    }
+    const auto* const take = reinterpret_cast<const float4*>(shared_.stage[1 - group_]) + thread_;
+#pragma unroll
+    for (int m = 0; m < kOutputTiles; ++m) {
+      const float4 got = take[m * 128];
+      const float theirs[4] = {got.x, got.y, got.z, got.w};
+      const Mailbox to(values, &shared_.inbox_full, m * 64 >> shift, cluster);
+#pragma unroll
+      for (int low = 0; low < 2; ++low) {
+        float value[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const float mine = group_ == 0 ? o_[m][2 * low + k] : o_[m][4 + 2 * low + k];
+          value[k] = mine * own[k] + theirs[2 * low + k] * others[k];
         }
+        const int column = m * 64 + warp_ * 16 + lane_ / 4 + 8 * low;
+        to.send(inbox_offset(column & (width - 1), first_head), value[0], value[1]);
       }
     }
   }
@@ -212,20 +302,32 @@ class Consumer {
   __device__ __forceinline__ int head(int c) const { return c / 2 * 8 + 2 * (lane_ & 3) + (c & 1); }
   __device__ __forceinline__ void group_barrier() const { NamedBarrier::sync(128, group_); }
 
-  /// Puts this step's representative into its row, and zeros into rows that hold nothing: even a
-  /// weight of zero does not cancel a NaN.
-  __device__ __forceinline__ void tile_mend(const Tile& tile, int fresh, unsigned char* stage) {
-    const int thread = threadIdx.x & 127;
-    if (fresh >= 0 && thread < R::kChunks) {
-      *reinterpret_cast<uint4*>(stage + chunk_offset(fresh, thread, kPanelBytes)) =
-          reinterpret_cast<const uint4*>(shared_.fresh)[thread];
-    }
-    for (int i = thread; i < (kTile - tile.count) * R::kChunks; i += 128) {
-      *reinterpret_cast<uint4*>(stage + chunk_offset(tile.count + i / R::kChunks, i % R::kChunks,
-                                                     kPanelBytes)) = uint4{0, 0, 0, 0};
-    }
+  /// What this thread wrote to shared memory, and all others of the group, is read by wgmma next.
+  __device__ __forceinline__ void shared_write_end() const {
     async_proxy_fence();
     group_barrier();
+  }
+
+  /// Zeros into rows that hold nothing: even a weight of zero does not cancel a NaN.
+  __device__ __forceinline__ void rows_clear(int first, unsigned char* stage) const {
+    // In each panel they are the bytes at the end, however those before are swizzled.
+    const int begin = first * 128 + thread_ * 16;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+      for (int i = 0; i < kPanelBytes / 2048; ++i) {
+        const int byte = begin + i * 2048;
+        if (byte < kPanelBytes) {
+          *reinterpret_cast<uint4*>(stage + panel * kPanelBytes + byte) = uint4{0, 0, 0, 0};
+        }
+      }
+    }
+  }
+
+  /// A row that this warp group's threads have, 16 bytes each.
+  __device__ __forceinline__ void row_put(const uint4& chunk, int row, unsigned char* stage) const {
+    if (thread_ >= R::kChunks) return;
+    *reinterpret_cast<uint4*>(stage + chunk_offset(row, thread_, kPanelBytes)) = chunk;
   }
 
   __device__ __forceinline__ void scores(const unsigned char* stage) {
@@ -251,25 +353,25 @@ class Consumer {
   }
 
   /// Scores to weights in shared memory. Thread: entries lane / 4 and + 8 of its warp's 16.
-  __device__ __forceinline__ void softmax(const Tile& tile, int fresh) {
+  __device__ __forceinline__ void softmax(const Rows& rows) {
     const float factor = args_.step.scale * kLog2e;
     float x[4][2];
 #pragma unroll
     for (int low = 0; low < 2; ++low) {
       const int row = warp_ * 16 + lane_ / 4 + 8 * low;
       float bias = 0;
-      if (tile.groups && row < tile.count) {
+      if (rows.kind != Rows::exact && row < rows.count) {
         bias = args_.bias_all;
         if (args_.step.pool.bias != nullptr) {
-          const std::int64_t page = __ldg(view_.pages + tile.first / kPageRows);
-          bias = row == fresh ? shared_.fresh_bias
-                              : __ldg(args_.step.pool.bias + page * kPageRows + row);
+          const std::int64_t page = __ldg(view_.pages + rows.first / kPageRows);
+          bias = rows.kind == Rows::made ? shared_.fresh_bias
+                                         : __ldg(args_.step.pool.bias + page * kPageRows + row);
         }
       }
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const float score = s_[c / 2 * 4 + 2 * low + (c & 1)];
-        x[c][low] = row < tile.count ? fmaf(score, factor, bias * kLog2e) : -INFINITY;
+        x[c][low] = row < rows.count ? fmaf(score, factor, bias * kLog2e) : -INFINITY;
       }
     }
 #pragma unroll
@@ -343,16 +445,14 @@ class Consumer {
   const SessionView& view_;
   const Place& at_;
   Shared& shared_;
-  int group_, lane_, warp_;
+  int group_, thread_, lane_, warp_;
   float top_[4], sum_[4];
   float s_[8];
   float o_[kOutputTiles][8];
 };
 
 __global__ void __launch_bounds__(R::kThreads, 1)
-    decode_stream_kernel(const __grid_constant__ Args args,
-                         const __grid_constant__ CUtensorMap semantic,
-                         const __grid_constant__ CUtensorMap positional) {
+    decode_stream_kernel(const __grid_constant__ Args args, const __grid_constant__ Maps maps) {
   extern __shared__ unsigned char memory[];
   const std::uint32_t misaligned = shared_address(memory) & 1023;
   auto& shared = *reinterpret_cast<Shared*>(memory + (1024 - misaligned & 1023));
@@ -362,120 +462,160 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   const int job = static_cast<int>(blockIdx.y) % args.jobs;
   const Heads heads{job * kHeads, min(kHeads, args.heads - job * kHeads),
                     static_cast<int>(blockIdx.y)};
-  const SessionView view = args.step.sessions[session];
-  const Place at = place_of(args, view, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
-  if (static_cast<int>(blockIdx.z) * args.cluster >= active_blocks(args, at)) {
-    __syncthreads();
-    if (tid == 0) length_advance(args, view, session, at.n);
-    return;
-  }
   if (tid == 0) {
     for (int i = 0; i < 2; ++i) {
-      shared.full[i].init(128);
+      shared.full[i].init(1);
       shared.empty[i].init(128);
     }
+    shared.fresh_made.init(Helpers::kThreads);
+    shared.inbox_full.init(1);
     cutlass::arch::fence_barrier_init();
+    cute::prefetch_tma_descriptor(&maps.group_semantic);
+    cute::prefetch_tma_descriptor(&maps.group_positional);
+    cute::prefetch_tma_descriptor(&maps.exact_semantic);
+    cute::prefetch_tma_descriptor(&maps.exact_positional);
   }
   __syncthreads();
+  grid_wait();
 
-  // The first two tiles are on their way before anything else happens.
-  const Tiles<R, false> tiles(at);
-  const int start = max(at.window_begin - at.sink, 0) % at.ring;
-  if (role == 0) {
-    const int pages[2] = {tiles.count > 0 ? page_of(view, tiles(at, 0)) : 0,
-                          tiles.count > 1 ? page_of(view, tiles(at, 1)) : 0};
+  const SessionView view = args.step.sessions[session];
+  // Queries need nothing but the launch; the first warp is kept for what everything waits for.
+  constexpr int kLoaders = R::kThreads - 32;
+  constexpr int kQueryLoads = (kHeads * R::kChunks + kLoaders - 1) / kLoaders;
+  uint4 query[kQueryLoads];
+  if (tid >= 32) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (i >= tiles.count) break;
-      tile_load(args, semantic, positional, view, at, tiles(at, i), pages[i], start, session,
-                shared, i);
+    for (int i = 0; i < kQueryLoads; ++i) {
+      const int row = (tid - 32 + i * kLoaders) / R::kChunks;
+      const int chunk = (tid - 32 + i * kLoaders) % R::kChunks;
+      query[i] = {0, 0, 0, 0};
+      if (row < heads.count) {
+        query[i] = __ldg(reinterpret_cast<const uint4*>(
+                             args.step.queries +
+                             (std::int64_t{session} * args.heads + heads.first + row) * R::kScore) +
+                         chunk);
+      }
     }
   }
-  if (tid == R::kThreads - 1) length_advance(args, view, session, at.n);
-  for (int i = tid; i < kHeads * R::kChunks; i += R::kThreads) {
-    const int row = i / R::kChunks;
-    const int chunk = i % R::kChunks;
-    uint4 value{0, 0, 0, 0};
-    if (row < heads.count) {
-      value = reinterpret_cast<const uint4*>(
-          args.step.queries +
-          (std::int64_t{session} * args.heads + heads.first + row) * R::kScore)[chunk];
+  const Place at = place_of(args, view, 0);
+  const Schedule tiles(args, at, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
+  // Pages are asked for before anything else is worked out.
+  int page = 0, next_page = 0;
+  if (tid == 0) {
+    if (tiles.first < min(tiles.pages, tiles.last)) page = __ldg(view.pages + tiles.first);
+    if (tiles.first + 1 < min(tiles.pages, tiles.last)) {
+      next_page = __ldg(view.pages + tiles.first + 1);
     }
-    *reinterpret_cast<uint4*>(shared.query + chunk_offset(row, chunk, kQueryPanelBytes)) = value;
   }
-  if (at.owns_newest_token() && job == 0) token_store<R>(args, view, at, session, 0);
-  int fresh_tile = -1;
-  if (at.owns_newest_group()) {
-    const NewGroup<R> made =
-        group_condense<R>(args, view, at, session, 0, job == 0, shared.scratch);
-    if (tid < R::kWidth / 2) shared.fresh[tid] = made.pairs[0];
-    if (tid == 0) shared.fresh_bias = made.bias;
-    fresh_tile = (at.groups - 1 - at.first) / kTile;
+  const int senders = min(args.cluster, tiles.active - static_cast<int>(blockIdx.z) * args.cluster);
+  if (senders <= 0) {
+    __syncthreads();
+    if (tid == 0) length_advance(args, session, at.n);
+    return;
   }
-  async_proxy_fence();  // the queries are read by wgmma
-  __syncthreads();
+  uint4 newest{0, 0, 0, 0};
+  if (tid < 32) {
+    if (tid == 0) {
+      shared.inbox_full.arrive_and_expect_tx(senders * message_bytes(R::kValue / args.cluster));
+      const auto exact_row =
+          static_cast<int>((view.semantic - args.step.exact.semantic) / R::kSemantic);
+      const int end = min(tiles.loads, tiles.last);
+#pragma unroll 1
+      for (int i = tiles.first; i < end; ++i) {
+        const int turn = (i - tiles.first) / 2;
+        const int stage = i - tiles.first & 1;
+        if (turn > 0) shared.empty[stage].wait(turn - 1 & 1);
+        if (i < tiles.pages) {
+          rows_load(&maps.group_semantic, &maps.group_positional, shared.full[stage],
+                    shared.stage[stage], page * kPageRows);
+          page = next_page;
+          if (i + 2 < min(tiles.pages, end)) next_page = __ldg(view.pages + i + 2);
+        } else {
+          rows_load(&maps.exact_semantic, &maps.exact_positional, shared.full[stage],
+                    shared.stage[stage], exact_row + tiles(i).row);
+        }
+      }
+    }
+    __syncwarp();
+    if (args.cluster > 1) cluster_arrive_relaxed();  // this block takes messages
+  } else {
+    if (args.cluster > 1 && role > 0) cluster_arrive_relaxed();
+    const int chunk = tid & 127;
+    if (role > 0 && tiles.owns_newest_token() && chunk < R::kChunks) {
+      newest = __ldg(
+          chunk < R::kSemantic / 8
+              ? reinterpret_cast<const uint4*>(args.step.semantic + session * R::kSemantic) + chunk
+              : reinterpret_cast<const uint4*>(args.step.positional + session * R::kPositional) +
+                    (chunk - R::kSemantic / 8));
+    }
+#pragma unroll
+    for (int i = 0; i < kQueryLoads; ++i) {
+      const int row = (tid - 32 + i * kLoaders) / R::kChunks;
+      const int chunk = (tid - 32 + i * kLoaders) % R::kChunks;
+      if (row >= kHeads) break;
+      *reinterpret_cast<uint4*>(shared.query + chunk_offset(row, chunk, kQueryPanelBytes)) =
+          query[i];
+    }
+    async_proxy_fence();  // wgmma reads them
+    NamedBarrier::sync(kLoaders, 5);
+  }
 
-  auto* const results = reinterpret_cast<float*>(shared.stage);
   if (role == 0) {
-    for (int i = 2; i < tiles.count; ++i) {
-      const Tile tile = tiles(at, i);
-      const int page = page_of(view, tile);
-      shared.empty[i & 1].wait((i / 2 & 1) ^ 1);
-      tile_load(args, semantic, positional, view, at, tile, page, start, session, shared, i & 1);
+    if (tid >= 32) {
+      if (tiles.owns_newest_group()) {
+        const auto made = group_condense<R, false, Helpers>(
+            args, view, at, 0, job == 0,
+            [&](int pair) {
+              return args.jobs > 1 ? query_sum<R>(args, session, 0, pair)
+                                   : query_sum_shared(shared.query, pair);
+            },
+            *reinterpret_cast<CondenseRoom<R, Helpers>*>(shared.inbox.values));
+#pragma unroll
+        for (int k = 0; k < made.kPairs; ++k) {
+          shared.fresh[Helpers::thread() + k * Helpers::kThreads] = made.pairs[k];
+        }
+        if (Helpers::thread() == 0) shared.fresh_bias = made.bias;
+        shared.fresh_made.arrive();
+      }
+      if (args.cluster > 1) cluster_arrive_relaxed();  // the inbox was scratch until now
+      if (tiles.owns_newest_token() && job == 0)
+        token_store<R, Helpers>(args, view, at, session, 0);
+      if (Helpers::thread() == 0) length_advance(args, session, at.n);
     }
-    copy_wait<0>();  // results take the stages' place
     __syncthreads();
-    __syncthreads();
-    __syncthreads();
+    if (args.cluster > 1) cluster_wait();
   } else {
     Consumer consumer(args, view, at, shared, role - 1);
-    for (int i = role - 1; i < tiles.count; i += 2) {
-      const int fresh = i == fresh_tile ? (at.groups - 1 - at.first) % kTile : -1;
-      consumer.tile(tiles(at, i), fresh, i / 2 & 1);
+    for (int i = tiles.first + role - 1, turn = 0; i < tiles.last; i += 2, ++turn) {
+      consumer.tile(tiles(i), turn, newest);
     }
     consumer.stats_write();
     __syncthreads();
-    const int thread = tid - 128;
-    if (thread < kHeads) {
-      const float2 a = shared.stats[0][thread], b = shared.stats[1][thread];
-      const float top = fmaxf(a.x, b.x);
-      const float sum = (a.x == -INFINITY ? 0.f : a.y * exp2f(a.x - top)) +
-                        (b.x == -INFINITY ? 0.f : b.y * exp2f(b.x - top));
-      shared.merged[thread] = {top, sum};
-    }
-    NamedBarrier::sync(256, 2);
-    if (role == 1) consumer.results_write(results, false);
-    __syncthreads();
-    if (role == 2) consumer.results_write(results, true);
-    __syncthreads();
+    if (args.cluster > 1) cluster_wait();  // every block takes messages
+    if (tiles.first < tiles.last) consumer.results_send();
   }
-  if (args.cluster > 1) {
-    cluster_arrive();
-    cluster_wait();
-  }
-  results_reduce<R>(args, at, session, heads, results, kResultStride, shared.merged, &shared.flag);
+  grid_launch_next();
+  messages_wait(&shared.inbox_full, args.cluster);
+  inbox_reduce<R>(args, tiles.active, session, heads, shared.inbox,
+                  reinterpret_cast<float*>(shared.stage));
 }
 
-/// Pages as one long tensor without heads; how many there are nobody needs to know.
-CUtensorMap page_map(const void* data, int width) {
-  constexpr std::int64_t kRows = std::int64_t{1} << 31;
-  const HeadRows rows{static_cast<const bf16*>(data), width, 0, width};
-  return tensor_map(rows, 1, kRows, kTile);
+/// Rows as a tensor without heads.
+CUtensorMap rows_map(const void* data, int width, std::int64_t rows) {
+  return tensor_map(HeadRows{static_cast<const bf16*>(data), width, 0, width}, 1, rows, kTile);
 }
 
 }  // namespace
 
-bool stream_fits(const Args& args) {
-  const AttentionShape& shape = args.step.shape;
+bool stream_fits(const AttentionShape& shape, MethodKind method, GroupType type) {
   return device().hopper() && shape.form == Form::mla && shape.d_latent == R::kSemantic &&
-         shape.d_rope == R::kPositional && args.step.pool.type == GroupType::bf16 &&
-         args.layout.method == MethodKind::lca && args.chunk % kTile == 0 &&
-         args.chunk >= kStreamChunk;
+         shape.d_rope == R::kPositional && type == GroupType::bf16 && method == MethodKind::lca;
 }
 
 void launch_stream(Args args, cudaStream_t stream) {
   constexpr std::size_t kBytes = sizeof(Shared) + 1024;
   static_assert(kBytes <= 227 * 1024);
+  static_assert(sizeof(CondenseRoom<R, Helpers>) <= sizeof(Inbox<R::kValue>::values));
   static const bool ready = [] {
     check(cudaFuncSetAttribute(decode_stream_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(kBytes)),
@@ -483,14 +623,18 @@ void launch_stream(Args args, cudaStream_t stream) {
     return true;
   }();
   static_cast<void>(ready);
-  args.align = kTile;
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config =
-      cluster_config(step_grid(args), R::kThreads, kBytes, args.cluster, stream, attribute);
-  check(cudaLaunchKernelEx(&config, decode_stream_kernel, args,
-                           page_map(args.step.pool.semantic, R::kSemantic),
-                           page_map(args.step.pool.positional, R::kPositional)),
-        "a decode step");
+      cluster_config(step_grid(args), R::kThreads, kBytes, args.cluster, stream, attributes);
+  const GroupPool& pool = args.step.pool;
+  const ExactPool& exact = args.step.exact;
+  // How many pages there are nobody needs to know: only whole ones are read.
+  constexpr std::int64_t kAnyRows = std::int64_t{1} << 31;
+  const Maps maps{rows_map(pool.semantic, R::kSemantic, kAnyRows),
+                  rows_map(pool.positional, R::kPositional, kAnyRows),
+                  rows_map(exact.semantic, R::kSemantic, exact.rows),
+                  rows_map(exact.positional, R::kPositional, exact.rows)};
+  check(cudaLaunchKernelEx(&config, decode_stream_kernel, args, maps), "a decode step");
 }
 
 }  // namespace lca::cuda::decoding

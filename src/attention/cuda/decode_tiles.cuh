@@ -26,6 +26,8 @@ struct Row {
   static constexpr int kValueAt = kMla ? 0 : kFirst;  ///< first column of the value
   static constexpr int kHeadTiles = kHeadTiles_;      ///< tiles of 16 query heads in a block
   static constexpr int kRows = 16 * kHeadTiles;
+  /// Rows of a leaving group that are condensed at a time; their room lies beside the queries.
+  static constexpr int kGroupRows = kRows <= 16 ? 16 : 4;
 
   /// ldmatrix reads 16 bytes of 8 rows at once: they must lie in different banks. Rows of whole
   /// 128 bytes permute their 16-byte chunks by row; others have an odd number of chunks.

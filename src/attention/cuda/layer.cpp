@@ -81,14 +81,18 @@ void Layer::State::pool_make(int sequences, std::int64_t pages_each) {
 void Layer::State::sequences_make(int sequences, std::int64_t pages_each) {
   const std::int64_t exact = exact_rows(spec_.settings, longest_);
   const std::int64_t query_values = recent_ * shape_.heads;
-  auto* lengths = static_cast<std::int32_t*>(transfer_.room_of_zeros(
-      lengths_, sizeof(std::int32_t) * static_cast<std::size_t>(sequences)));
   sequences_.resize(static_cast<std::size_t>(sequences));
+  rings_.rows = sequences * exact;
+  rings_.semantic = transfer_.room<bf16>(ring_semantic_, rings_.rows * semantic_values());
+  rings_.positional = transfer_.room<bf16>(ring_positional_, rings_.rows * positional_values());
   std::vector<SessionView> views;
   for (Sequence& sequence : sequences_) {
+    const auto first_row = static_cast<std::int64_t>(views.size()) * exact;
+    sequence.semantic = rings_.semantic + first_row * semantic_values();
+    sequence.positional = rings_.positional + first_row * positional_values();
     SessionView view;
-    view.semantic = transfer_.room<bf16>(sequence.semantic, exact * semantic_values());
-    view.positional = transfer_.room<bf16>(sequence.positional, exact * positional_values());
+    view.semantic = sequence.semantic;
+    view.positional = sequence.positional;
     view.pages = static_cast<const std::int32_t*>(transfer_.room_of_zeros(
         sequence.pages, static_cast<std::size_t>(pages_each) * sizeof(std::int32_t)));
     if (condensing()) {
@@ -97,7 +101,6 @@ void Layer::State::sequences_make(int sequences, std::int64_t pages_each) {
       transfer_.room<bf16>(sequence.recent_nope, query_values * shape_.d_nope);
       transfer_.room<bf16>(sequence.recent_rope, query_values * shape_.d_rope);
     }
-    view.length = lengths + views.size();
     view.ring = static_cast<int>(ring_);
     views.push_back(view);
   }
@@ -209,8 +212,8 @@ void Layer::State::decode(std::span<const HostRun> runs) {
   if (!planned_) {
     std::vector<std::int64_t> lengths;
     for (const Sequence& sequence : sequences_) lengths.push_back(sequence.length);
-    plan_ = decode_plan(shape_, spec_.settings, lengths.data(), static_cast<int>(batch), longest_,
-                        kernels_);
+    plan_ = decode_plan(shape_, spec_.settings, pool_.type, lengths.data(), static_cast<int>(batch),
+                        longest_, kernels_);
     transfer_.room_of_zeros(workspace_, plan_.workspace_bytes);
     planned_ = true;
   }
@@ -219,7 +222,8 @@ void Layer::State::decode(std::span<const HostRun> runs) {
   step.settings = spec_.settings;
   step.scale = scale_;
   step.pool = pool_;
-  step.sessions = views_.as<const SessionView>();
+  step.exact = rings_;
+  step.sessions = views_.as<SessionView>();
   step.batch = static_cast<int>(batch);
   step.queries = queries;
   step.semantic = semantic;

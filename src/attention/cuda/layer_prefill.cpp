@@ -40,7 +40,7 @@ void Layer::State::prefill(std::span<const HostRun> runs) {
     queries_keep(piece);
     piece.sequence->length = piece.after;
     transfer_.upload({static_cast<std::int32_t>(piece.after)},
-                     lengths_.as<std::int32_t>() + piece.run->sequence);
+                     &views_.as<SessionView>()[piece.run->sequence].length);
     const std::int64_t row = piece.query_row + piece.recent;
     transfer_.download(out_.as<bf16>() + row * shape_.heads * shape_.d_value,
                        piece.tokens() * shape_.heads * shape_.d_value, piece.run->out);
@@ -142,15 +142,15 @@ void Layer::State::queries_load(const Piece& piece) {
 
 void Layer::State::entries_load(const Piece& piece) {
   const std::int64_t sink = std::min(layout_.sink, piece.before);
-  const auto load = [&](Buffer& to, const Buffer& kept, const ConstTensor& chunk,
+  const auto load = [&](Buffer& to, const bf16* kept, const ConstTensor& chunk,
                         std::int64_t values) {
     bf16* at = to.as<bf16>() + piece.exact_row * values;
-    transfer_.copy(kept.as<bf16>(), sink * values, at);
+    transfer_.copy(kept, sink * values, at);
     at += sink * values;
     // Positions [sink + gone, before), as the ring counts them: from the sink's end.
     ring_visit(piece.gone, piece.before - sink, ring_,
                [&](std::int64_t, std::int64_t row, std::int64_t count) {
-                 transfer_.copy(kept.as<bf16>() + (sink + row) * values, count * values, at);
+                 transfer_.copy(kept + (sink + row) * values, count * values, at);
                  at += count * values;
                });
     transfer_.upload(chunk, at);
@@ -297,19 +297,19 @@ void Layer::State::attend(std::span<const Piece> pieces, const Rows& rows) {
 }
 
 void Layer::State::entries_keep(const Piece& piece) {
-  const auto keep = [&](const Buffer& from, const Buffer& to, std::int64_t values) {
+  const auto keep = [&](const Buffer& from, bf16* to, std::int64_t values) {
     const bf16* rows = from.as<bf16>() + piece.exact_row * values;
     const std::int64_t sink = std::min(layout_.sink, piece.after);
     if (sink > piece.before) {
       transfer_.copy(rows + piece.before * values, (sink - piece.before) * values,
-                     to.as<bf16>() + piece.before * values);
+                     to + piece.before * values);
     }
     // What the window still holds of this chunk, counted from the sink's end.
     const std::int64_t first = std::max(layout_.dropped(piece.after), piece.before - sink);
     ring_visit(std::max<std::int64_t>(first, 0), piece.after - sink, ring_,
                [&](std::int64_t position, std::int64_t row, std::int64_t count) {
                  transfer_.copy(rows + (sink + position - piece.gone) * values, count * values,
-                                to.as<bf16>() + (sink + row) * values);
+                                to + (sink + row) * values);
                });
   };
   keep(exact_semantic_, piece.sequence->semantic, semantic_values());

@@ -25,7 +25,8 @@ struct Layer::State {
  private:
   struct Sequence {
     std::int64_t length = 0;
-    Buffer semantic, positional;      // [sink + ring][KV][d]
+    bf16* semantic = nullptr;  // [sink + ring][KV][d], of ring_semantic_
+    bf16* positional = nullptr;
     Buffer summary;                   // [n_q][KV][summary_width] float
     Buffer recent_nope, recent_rope;  // ring of the last n_q − 1 queries, [recent_][H][d]
     Buffer pages;                     // int32
@@ -99,7 +100,9 @@ struct Layer::State {
   PoolMemory pool_memory_;
   std::int32_t pages_left_ = 0;  // pages below this number belong to nobody
   std::vector<Sequence> sequences_;
-  Buffer lengths_, views_;
+  Buffer ring_semantic_, ring_positional_;  // of all sequences
+  ExactPool rings_;
+  Buffer views_;
 
   // Workspace of prefill; see workspace_make for the shapes.
   Buffer nope_, rope_, out_, lse_, exact_semantic_, exact_positional_, exact_nope_, exact_value_;

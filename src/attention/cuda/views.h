@@ -90,17 +90,26 @@ struct GroupPool {
   float* bias = nullptr;              ///< [rows][KV] float; null unless mass is `score`
 };
 
-/// One session's part of one layer.
-struct SessionView {
-  /// Exact tokens, [sink + ring][KV][d]: position p < sink at row p, any later one at row
-  /// sink + (p − sink) % ring. ring ≥ w + g.
+/// Exact tokens of all sessions of one layer: each has some rows of it.
+struct ExactPool {
+  bf16* semantic = nullptr;  ///< [rows][KV][d_semantic]
+  bf16* positional = nullptr;
+  std::int64_t rows = 0;
+};
+
+/// One session's part of one layer. A decode step changes `length`.
+struct alignas(16) SessionView {
+  /// Exact tokens, [sink + ring][KV][d], rows of the ExactPool: position p < sink at row p, any
+  /// later one at row sink + (p − sink) % ring. ring ≥ w + g.
   bf16* semantic = nullptr;
   bf16* positional = nullptr;
   const std::int32_t* pages = nullptr;  ///< enough for the next representative too
   /// The last n_q queries as condensing reduces them, [n_q][KV][d_summary] float: query t at row
   /// t % n_q. See `summary_width`.
   float* summary = nullptr;
-  std::int32_t* length = nullptr;  ///< n, tokens taken; the decode step adds one
+  /// n, tokens taken; the decode step adds one. It lies here and not behind a pointer because a
+  /// step begins with it, and every pointer is a trip to memory.
+  std::int32_t length = 0;
   int ring = 0;
 };
 
