@@ -74,10 +74,13 @@ shared=(
   CudaCondense.EqualAndHugeScoresStayNumbersAndTiesGoToTheFirst
   CudaQueryMeans.RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes
   CudaGroups.PagesGiveBackWhatWasAppendedWithinTheirPrecision
-  CudaDecode.SinkWindowAndMassOfScores
+  CudaDecode.TwoStepsOfEveryPortableKernel
+  CudaDecode.FewBlocksAlone
+  CudaDecode.FewBlocksInPairs
+  CudaDecode.FewBlocksInLargeClusters
 )
 sanitize memcheck "${shared[@]}" CudaPrefill.ReadsViewsIntoLargerTensors \
-  CudaQueryMeans.AbsorbedMeansMatchASumOverHeads CudaDecode.SmallGroupsAreCondensedAndAttended \
+  CudaQueryMeans.AbsorbedMeansMatchASumOverHeads \
   CudaLayer.GoesOnWithAPromptAfterDecoding
 sanitize racecheck "${shared[@]}"
 

@@ -29,7 +29,9 @@ struct DecodeCase {
   GroupType type = GroupType::bf16;
   Kernels kernels = Kernels::fast;
   std::uint64_t seed = 1;
-  int chunk = 0;       ///< entries of a block where not 0, and blocks for a far longer cache
+  int chunk = 0;   ///< entries of a block where not 0, and blocks for a far longer cache
+  int blocks = 0;  ///< with chunk: so many blocks instead, in clusters of `cluster`
+  int cluster = 0;
   bool graph = false;  ///< one captured step, replayed
   bool outliers = false;
   double out_tolerance = 5e-3;

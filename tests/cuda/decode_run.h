@@ -93,6 +93,10 @@ class DecodeRun {
     plan_ = cuda::decode_plan(c.shape, c.settings, c.type, planned.data(), step_.batch, longest,
                               c.kernels);
     if (c.chunk > 0) plan_.chunk = c.chunk;
+    if (c.blocks > 0) {
+      plan_.blocks = c.blocks;
+      plan_.cluster = c.cluster;
+    }
     workspace_ =
         DeviceArray<std::uint8_t>(std::vector<std::uint8_t>(plan_.workspace_bytes + kGuard, 0xff));
     cuda::check(cudaMemset(workspace_.data(), 0, plan_.workspace_bytes), "zeros");

@@ -125,6 +125,60 @@ TEST(CudaDecode, BlocksOfManyPagesStream) {
   run(1, 320, {270 + 2 * 256 - 1, 271});
 }
 
+/// 70 representatives, 44 … 47 exact tokens around the end of the ring, a group that leaves: five
+/// tiles of Hopper's kernel for wide latents, over fewer blocks, as many, and more.
+void expect_few_blocks_right(std::initializer_list<std::pair<int, int>> plans) {
+  if (!cuda::device().hopper()) GTEST_SKIP() << "this kernel needs a Hopper GPU";
+  DecodeCase c;
+  c.shape = shapes()[0].shape;
+  c.settings = settings_of(4, 44, 0, Mass::score);
+  c.lengths = {44 + 4 * 71 - 2};
+  c.steps = 3;
+  c.chunk = 64;
+  for (const auto& [cluster, blocks] : plans) {
+    c.name = std::to_string(blocks) + " blocks in clusters of " + std::to_string(cluster);
+    c.cluster = cluster;
+    c.blocks = blocks;
+    ++c.seed;
+    DecodeRun run(c);
+    if (!run.go()) return;
+  }
+}
+
+TEST(CudaDecode, FewBlocksAlone) {
+  LCA_NEEDS_GPU();
+  expect_few_blocks_right({{1, 1}, {1, 3}});
+}
+
+TEST(CudaDecode, FewBlocksInPairs) {
+  LCA_NEEDS_GPU();
+  expect_few_blocks_right({{2, 2}, {2, 4}});
+}
+
+TEST(CudaDecode, FewBlocksInLargeClusters) {
+  LCA_NEEDS_GPU();
+  expect_few_blocks_right({{4, 4}, {8, 8}, {8, 16}});
+}
+
+TEST(CudaDecode, TwoStepsOfEveryPortableKernel) {
+  LCA_NEEDS_GPU();
+  DecodeCase c;
+  c.settings = settings_of(4, 44, 3, Mass::score);
+  c.lengths = {47 + 4 * 30 - 2};
+  c.steps = 2;
+  c.kernels = Kernels::portable;
+  for (const GroupType type : {GroupType::bf16, GroupType::int8}) {
+    c.type = type;
+    for (const std::size_t which : {0u, 2u, 3u, 4u, 5u}) {
+      c.name = std::string("two steps, ") + shapes()[which].name;
+      c.shape = shapes()[which].shape;
+      ++c.seed;
+      DecodeRun run(c);
+      if (!run.go()) return;
+    }
+  }
+}
+
 TEST(CudaDecode, AllSixteenPoolings) {
   LCA_NEEDS_GPU();
   const Pool pools[] = {Pool::weighted, Pool::mean, Pool::max, Pool::select};

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "attention/cuda/decode.h"
+#include "attention/cuda/overlap.cuh"
 #include "attention/cuda/quantised.cuh"
 #include "attention/cuda/warp_ops.cuh"
 
@@ -109,20 +110,6 @@ __device__ inline Place place_of(const Args& args, const SessionView& view, int 
 __device__ inline int active_blocks(const Args& args, const Place& at) {
   const int chunk = chunk_of(args, at.entries);
   return (at.entries + chunk - 1) / chunk;
-}
-
-/// Waits for the kernels before this one in the stream, where it was launched without waiting for
-/// them. Before any access to memory.
-__device__ inline void grid_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
-/// Lets the next kernel be launched, if it does not wait for this one.
-__device__ inline void grid_launch_next() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-#endif
 }
 
 /// Counts one more and gives how many came before. Who counts last sees what all that came before

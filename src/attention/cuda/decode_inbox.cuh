@@ -27,6 +27,13 @@ struct Inbox {
   int last;
 };
 
+/// __syncthreads for warps whose lanes come one by one. The instruction wants them together; the
+/// compiler sees to that where it must, racecheck only where it is said.
+__device__ inline void block_sync() {
+  __syncwarp();
+  __syncthreads();
+}
+
 /// Bytes that one sender's values and stats are.
 __device__ inline int message_bytes(int columns) {
   return columns * kInboxHeads * 4 + kInboxHeads * 8;
@@ -78,7 +85,7 @@ class Mailbox {
 /// Waits until all messages are there, once.
 __device__ inline void messages_wait(const void* barrier, int cluster) {
   if (cluster == 1) {
-    __syncthreads();
+    block_sync();
     return;
   }
   asm volatile(
@@ -114,6 +121,7 @@ __device__ float2 weights_make(int count, const Load& load, const Store& store) 
     store(k, head, weight);
     sum += weight * stat.y;
   }
+  __syncwarp();
 #pragma unroll
   for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   return {top, sum};
@@ -192,7 +200,7 @@ __device__ void partials_add(const Args& args, int session, const Heads& heads, 
             },
             [&](int n, int head, float weight) { room[n * kInboxHeads + head] = weight; });
         heads_end(args, session, heads, first_column == 0, stat, factors);
-        __syncthreads();
+        block_sync();
       }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
@@ -245,7 +253,7 @@ __device__ void inbox_reduce(const Args& args, int active, int session, const He
   } else if (tid % 16 == 0 && tid / 16 < kInboxHeads) {
     __stcg(reinterpret_cast<float2*>(to + width * kInboxHeads) + tid / 16, stat);
   }
-  __syncthreads();
+  block_sync();
 #pragma unroll 1
   for (int item = tid; item < width * (kInboxHeads / 4); item += R::kThreads) {
     const int quad = item >> shift;
@@ -265,14 +273,14 @@ __device__ void inbox_reduce(const Args& args, int active, int session, const He
     }
   }
   if (partials == 1) return;
-  __syncthreads();
+  block_sync();
   if (tid == 0) {
     int* const count = args.job_counts + static_cast<std::int64_t>(heads.job) * cluster + rank;
     const bool last = arrival_count(count) == partials - 1;
     if (last) *count = 0;
     inbox.last = last ? 1 : 0;
   }
-  __syncthreads();
+  block_sync();
   if (inbox.last == 0) return;
   if (width * (kInboxHeads / 4) <= R::kThreads) {
     partials_add<R, 1, 12>(args, session, heads, partials, mine, step, width, rank * width,

@@ -78,12 +78,7 @@ inline cudaLaunchConfig_t cluster_config(dim3 grid, int threads, std::size_t byt
     attribute.val.clusterDim.y = 1;
     attribute.val.clusterDim.z = 1;
   }
-  if (device().major >= 9) {
-    // Blocks may be there before the kernel ahead in the stream has ended: they call grid_wait.
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
+  overlap_allow(config);
   return config;
 }
 

@@ -11,8 +11,8 @@
 ///              outputs  Oᵀ [512 × 16]        += Vᵀ [512 × 64] · P, 32 wgmma, V the latents of K
 /// At the end the warp groups give each other half of the heads, and every block sends its columns
 /// to the block of the cluster that owns them (decode_inbox.cuh).
-/// Memory     stages 144 KiB, queries 18 KiB, probabilities 4 KiB, inbox 34 KiB, in which the group
-///            that leaves is condensed before it takes messages.
+/// Memory     stages 144 KiB, queries 18 KiB, probabilities 4 KiB, inbox 34 KiB, room of condensing
+///            23 KiB.
 /// Bounds     V2-Lite at 128K, 32 sessions: 339 MB, 79 µs at 4.27 TB/s; shared memory reads a tile
 ///            twice, 1,150 cycles of the 3,900 that its load takes.
 
@@ -52,6 +52,7 @@ struct Shared {
   float tops[2][4][kHeads];  // per warp group and warp: maxima of a tile, at the end sums
   float group_tops[2][kHeads];
   Inbox<R::kValue> inbox;
+  CondenseRoom<R, Helpers> room;
   LoadBarrier full[2];
   Barrier empty[2];
   Barrier fresh_made;
@@ -271,12 +272,16 @@ class Consumer {
     const int shift = __ffs(width) - 1;
     const int first_head = group_ * 8 + 2 * (lane_ & 3);
     float* const values = shared_.inbox.values + rank * width * kHeads;
-    if (warp_ == 0 && lane_ / 4 < cluster) {
-      const Mailbox to(&shared_.inbox.stats[rank][first_head], &shared_.inbox_full, lane_ / 4,
-                       cluster);
+    // Eight lanes have the same stats: one for each block that wants them. Alone, the others write
+    // where nobody looks.
+    const int peer = lane_ / 4;
+    if (warp_ == 0 && (peer < cluster || cluster == 1)) {
+      float2* const place = &shared_.inbox.stats[cluster == 1 ? peer : rank][first_head];
+      const Mailbox to(place, &shared_.inbox_full, peer, cluster);
       to.send(0, stats[0].x, stats[0].y);
       to.send(2, stats[1].x, stats[1].y);
     }
+    __syncwarp();
     const auto* const take = reinterpret_cast<const float4*>(shared_.stage[1 - group_]) + thread_;
 #pragma unroll
     for (int m = 0; m < kOutputTiles; ++m) {
@@ -300,7 +305,14 @@ class Consumer {
  private:
   /// Column c of this thread's accumulators: heads 2·(lane % 4), + 1, + 8, + 9.
   __device__ __forceinline__ int head(int c) const { return c / 2 * 8 + 2 * (lane_ & 3) + (c & 1); }
-  __device__ __forceinline__ void group_barrier() const { NamedBarrier::sync(128, group_); }
+  /// Of this warp group. Numbers that the compiler knows: racecheck does not follow others.
+  __device__ __forceinline__ void group_barrier() const {
+    if (group_ == 0) {
+      NamedBarrier::sync(128, 0);
+    } else {
+      NamedBarrier::sync(128, 1);
+    }
+  }
 
   /// What this thread wrote to shared memory, and all others of the group, is read by wgmma next.
   __device__ __forceinline__ void shared_write_end() const {
@@ -513,33 +525,28 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     if (tid == 0) length_advance(args, session, at.n);
     return;
   }
-  uint4 newest{0, 0, 0, 0};
-  if (tid < 32) {
-    if (tid == 0) {
-      shared.inbox_full.arrive_and_expect_tx(senders * message_bytes(R::kValue / args.cluster));
-      const auto exact_row =
-          static_cast<int>((view.semantic - args.step.exact.semantic) / R::kSemantic);
-      const int end = min(tiles.loads, tiles.last);
-#pragma unroll 1
-      for (int i = tiles.first; i < end; ++i) {
-        const int turn = (i - tiles.first) / 2;
-        const int stage = i - tiles.first & 1;
-        if (turn > 0) shared.empty[stage].wait(turn - 1 & 1);
-        if (i < tiles.pages) {
-          rows_load(&maps.group_semantic, &maps.group_positional, shared.full[stage],
-                    shared.stage[stage], page * kPageRows);
-          page = next_page;
-          if (i + 2 < min(tiles.pages, end)) next_page = __ldg(view.pages + i + 2);
-        } else {
-          rows_load(&maps.exact_semantic, &maps.exact_positional, shared.full[stage],
-                    shared.stage[stage], exact_row + tiles(i).row);
-        }
-      }
+  const auto exact_row =
+      static_cast<int>((view.semantic - args.step.exact.semantic) / R::kSemantic);
+  const int loads_end = min(tiles.loads, tiles.last);
+  // The next tile into its stage, which nobody reads any more.
+  const auto tile_bring = [&](int i) {
+    const int stage = i - tiles.first & 1;
+    if (i < tiles.pages) {
+      rows_load(&maps.group_semantic, &maps.group_positional, shared.full[stage],
+                shared.stage[stage], page * kPageRows);
+      page = next_page;
+      if (i + 2 < min(tiles.pages, loads_end)) next_page = __ldg(view.pages + i + 2);
+    } else {
+      rows_load(&maps.exact_semantic, &maps.exact_positional, shared.full[stage],
+                shared.stage[stage], exact_row + tiles(i).row);
     }
-    __syncwarp();
-    if (args.cluster > 1) cluster_arrive_relaxed();  // this block takes messages
-  } else {
-    if (args.cluster > 1 && role > 0) cluster_arrive_relaxed();
+  };
+  uint4 newest{0, 0, 0, 0};
+  if (tid == 0) {
+    shared.inbox_full.arrive_and_expect_tx(senders * message_bytes(R::kValue / args.cluster));
+#pragma unroll 1
+    for (int i = tiles.first; i < min(tiles.first + 2, loads_end); ++i) tile_bring(i);
+  } else if (tid >= 32) {
     const int chunk = tid & 127;
     if (role > 0 && tiles.owns_newest_token() && chunk < R::kChunks) {
       newest = __ldg(
@@ -557,44 +564,47 @@ __global__ void __launch_bounds__(R::kThreads, 1)
           query[i];
     }
     async_proxy_fence();  // wgmma reads them
-    NamedBarrier::sync(kLoaders, 5);
+  }
+  __syncthreads();
+  if (args.cluster > 1) {  // every block takes messages from here on
+    cluster_arrive_relaxed();
+    cluster_wait();
   }
 
-  if (role == 0) {
-    if (tid >= 32) {
-      if (tiles.owns_newest_group()) {
-        const auto made = group_condense<R, false, Helpers>(
-            args, view, at, 0, job == 0,
-            [&](int pair) {
-              return args.jobs > 1 ? query_sum<R>(args, session, 0, pair)
-                                   : query_sum_shared(shared.query, pair);
-            },
-            *reinterpret_cast<CondenseRoom<R, Helpers>*>(shared.inbox.values));
-#pragma unroll
-        for (int k = 0; k < made.kPairs; ++k) {
-          shared.fresh[Helpers::thread() + k * Helpers::kThreads] = made.pairs[k];
-        }
-        if (Helpers::thread() == 0) shared.fresh_bias = made.bias;
-        shared.fresh_made.arrive();
-      }
-      if (args.cluster > 1) cluster_arrive_relaxed();  // the inbox was scratch until now
-      if (tiles.owns_newest_token() && job == 0)
-        token_store<R, Helpers>(args, view, at, session, 0);
-      if (Helpers::thread() == 0) length_advance(args, session, at.n);
-    }
-    __syncthreads();
-    if (args.cluster > 1) cluster_wait();
-  } else {
-    Consumer consumer(args, view, at, shared, role - 1);
+  Consumer consumer(args, view, at, shared, max(role - 1, 0));
+  if (role > 0) {
     for (int i = tiles.first + role - 1, turn = 0; i < tiles.last; i += 2, ++turn) {
       consumer.tile(tiles(i), turn, newest);
     }
     consumer.stats_write();
-    __syncthreads();
-    if (args.cluster > 1) cluster_wait();  // every block takes messages
-    if (tiles.first < tiles.last) consumer.results_send();
+  } else if (tid == 0) {
+#pragma unroll 1
+    for (int i = tiles.first + 2; i < loads_end; ++i) {
+      shared.empty[i - tiles.first & 1].wait((i - tiles.first) / 2 - 1 & 1);
+      tile_bring(i);
+    }
+  } else if (tid >= 32) {
+    if (tiles.owns_newest_group()) {
+      const auto made = group_condense<R, false, Helpers>(
+          args, view, at, 0, job == 0,
+          [&](int pair) {
+            return args.jobs > 1 ? query_sum<R>(args, session, 0, pair)
+                                 : query_sum_shared(shared.query, pair);
+          },
+          shared.room);
+#pragma unroll
+      for (int k = 0; k < made.kPairs; ++k) {
+        shared.fresh[Helpers::thread() + k * Helpers::kThreads] = made.pairs[k];
+      }
+      if (Helpers::thread() == 0) shared.fresh_bias = made.bias;
+      shared.fresh_made.arrive();
+    }
+    if (tiles.owns_newest_token() && job == 0) token_store<R, Helpers>(args, view, at, session, 0);
+    if (Helpers::thread() == 0) length_advance(args, session, at.n);
   }
-  grid_launch_next();
+  __syncwarp();
+  __syncthreads();
+  if (role > 0 && tiles.first < tiles.last) consumer.results_send();
   messages_wait(&shared.inbox_full, args.cluster);
   inbox_reduce<R>(args, tiles.active, session, heads, shared.inbox,
                   reinterpret_cast<float*>(shared.stage));
@@ -615,7 +625,6 @@ bool stream_fits(const AttentionShape& shape, MethodKind method, GroupType type)
 void launch_stream(Args args, cudaStream_t stream) {
   constexpr std::size_t kBytes = sizeof(Shared) + 1024;
   static_assert(kBytes <= 227 * 1024);
-  static_assert(sizeof(CondenseRoom<R, Helpers>) <= sizeof(Inbox<R::kValue>::values));
   static const bool ready = [] {
     check(cudaFuncSetAttribute(decode_stream_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(kBytes)),
