@@ -17,7 +17,7 @@ struct WholeBlock {
   static constexpr int kWarps = R::kWarps;
   static constexpr int kThreads = R::kThreads;
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ static void sync() { __syncthreads(); }
+  __device__ void sync() { __syncthreads(); }
 };
 
 /// A representative as readers see it, spread over the threads of a team: thread t has the bf16
@@ -88,7 +88,7 @@ __device__ float2 query_sum(const Args& args, int session, int kv, int pair) {
 template <typename R, bool kQuant, typename Team = WholeBlock<R>, typename Query>
 __device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView& view,
                                             const Place& at, int kv, bool write, const Query& query,
-                                            CondenseRoom<R, Team>& room) {
+                                            CondenseRoom<R, Team>& room, Team team = {}) {
   using New = NewGroup<R, Team>;
   using Room = CondenseRoom<R, Team>;
   const Settings& settings = args.step.settings;
@@ -149,7 +149,7 @@ __device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView&
   for (int first = 0; first < group; first += Room::kRows) {
     if (first > 0) rows_load(first);
     copy_wait_all();
-    Team::sync();
+    team.sync();
 #pragma unroll 1
     for (int i = warp; i < min(Room::kRows, group - first); i += Team::kWarps) {
       float dot = 0;
@@ -162,7 +162,7 @@ __device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView&
       dot = warp_sum(dot);
       if (lane == 0) room.scores[first + i] = dot * score_factor;
     }
-    Team::sync();
+    team.sync();
   }
   const GroupWeights softmax = group_weights(room.scores, group);
 
@@ -183,7 +183,7 @@ __device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView&
     const int count = min(Room::kRows, group - first);
     // What each row counts; `max` has no use for it.
     if (tid < count) room.weights[tid] = expf(room.scores[first + tid] - softmax.top) / softmax.sum;
-    Team::sync();
+    team.sync();
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
 #pragma unroll
@@ -199,7 +199,7 @@ __device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView&
         pooled[k] = how == Pool::max ? most : sum;
       }
     }
-    Team::sync();
+    team.sync();
   }
 
   New made;
@@ -227,7 +227,7 @@ __device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView&
   if (kQuant || settings.mass == Mass::score) {
     own = warp_sum(own);
     if (lane == 0) room.sums[warp] = own;
-    Team::sync();
+    team.sync();
     own = 0;
     for (int w = 0; w < Team::kWarps; ++w) own += room.sums[w];
     if (settings.mass == Mass::score) {

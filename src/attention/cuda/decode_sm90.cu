@@ -35,12 +35,29 @@ constexpr int kQueryPanelBytes = kHeads * 128;
 constexpr int kTileBytes = kPanels * kPanelBytes;
 constexpr int kOutputTiles = R::kValue / 64;
 
-/// The warps of the producer group that do not ask for pages.
+/// A barrier of some warps. Named ones of the hardware are as good, but racecheck counts those of
+/// every warp and finds races where two warps have come by different numbers of them.
+class Meeting {
+ public:
+  __device__ __forceinline__ explicit Meeting(Barrier& barrier) : barrier_(barrier) {}
+  __device__ __forceinline__ void sync() {
+    barrier_.arrive();
+    barrier_.wait(turn_);
+    turn_ ^= 1;
+  }
+
+ private:
+  Barrier& barrier_;
+  std::uint32_t turn_ = 0;
+};
+
+/// The warps of the producer group that do not ask for tiles.
 struct Helpers {
   static constexpr int kWarps = 3;
   static constexpr int kThreads = 96;
+  Meeting meeting;
   __device__ static int thread() { return static_cast<int>(threadIdx.x) - 32; }
-  __device__ static void sync() { NamedBarrier::sync(kThreads, 3); }
+  __device__ void sync() { meeting.sync(); }
 };
 
 struct Shared {
@@ -56,6 +73,7 @@ struct Shared {
   LoadBarrier full[2];
   Barrier empty[2];
   Barrier fresh_made;
+  Barrier group_met[2], helpers_met;
   LoadBarrier inbox_full;
 };
 
@@ -185,7 +203,12 @@ class Consumer {
  public:
   __device__ __forceinline__ Consumer(const Args& args, const SessionView& view, const Place& at,
                                       Shared& shared, int group)
-      : args_(args), view_(view), at_(at), shared_(shared), group_(group) {
+      : args_(args),
+        view_(view),
+        at_(at),
+        shared_(shared),
+        meeting_(shared.group_met[group]),
+        group_(group) {
     thread_ = threadIdx.x & 127;
     lane_ = threadIdx.x & 31;
     warp_ = threadIdx.x / 32 & 3;
@@ -238,9 +261,8 @@ class Consumer {
     }
   }
 
-  /// Both warp groups' results as one, half of the heads each, sent to the blocks that own them.
-  /// After a barrier of all; nobody reads stages any more.
-  __device__ __forceinline__ void results_send() {
+  /// Half of the heads to the other warp group, through the stages. Nobody reads those any more.
+  __device__ __forceinline__ void results_give() {
     auto* const give = reinterpret_cast<float4*>(shared_.stage[group_]) + thread_;
 #pragma unroll
     for (int m = 0; m < kOutputTiles; ++m) {
@@ -248,7 +270,10 @@ class Consumer {
       give[m * 128] =
           group_ == 0 ? make_float4(o[4], o[5], o[6], o[7]) : make_float4(o[0], o[1], o[2], o[3]);
     }
-    NamedBarrier::sync(256, 2);
+  }
+
+  /// The other half of both warp groups' results as one, sent to the blocks that own the columns.
+  __device__ __forceinline__ void results_send() {
     float own[2], others[2];  // weights of this thread's two heads
     float2 stats[2];
 #pragma unroll
@@ -305,17 +330,10 @@ class Consumer {
  private:
   /// Column c of this thread's accumulators: heads 2·(lane % 4), + 1, + 8, + 9.
   __device__ __forceinline__ int head(int c) const { return c / 2 * 8 + 2 * (lane_ & 3) + (c & 1); }
-  /// Of this warp group. Numbers that the compiler knows: racecheck does not follow others.
-  __device__ __forceinline__ void group_barrier() const {
-    if (group_ == 0) {
-      NamedBarrier::sync(128, 0);
-    } else {
-      NamedBarrier::sync(128, 1);
-    }
-  }
+  __device__ __forceinline__ void group_barrier() { meeting_.sync(); }
 
   /// What this thread wrote to shared memory, and all others of the group, is read by wgmma next.
-  __device__ __forceinline__ void shared_write_end() const {
+  __device__ __forceinline__ void shared_write_end() {
     async_proxy_fence();
     group_barrier();
   }
@@ -457,6 +475,7 @@ class Consumer {
   const SessionView& view_;
   const Place& at_;
   Shared& shared_;
+  Meeting meeting_;
   int group_, thread_, lane_, warp_;
   float top_[4], sum_[4];
   float s_[8];
@@ -478,8 +497,10 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     for (int i = 0; i < 2; ++i) {
       shared.full[i].init(1);
       shared.empty[i].init(128);
+      shared.group_met[i].init(128);
     }
     shared.fresh_made.init(Helpers::kThreads);
+    shared.helpers_met.init(Helpers::kThreads);
     shared.inbox_full.init(1);
     cutlass::arch::fence_barrier_init();
     cute::prefetch_tma_descriptor(&maps.group_semantic);
@@ -591,7 +612,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
             return args.jobs > 1 ? query_sum<R>(args, session, 0, pair)
                                  : query_sum_shared(shared.query, pair);
           },
-          shared.room);
+          shared.room, Helpers{Meeting(shared.helpers_met)});
 #pragma unroll
       for (int k = 0; k < made.kPairs; ++k) {
         shared.fresh[Helpers::thread() + k * Helpers::kThreads] = made.pairs[k];
@@ -604,7 +625,10 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   }
   __syncwarp();
   __syncthreads();
-  if (role > 0 && tiles.first < tiles.last) consumer.results_send();
+  const bool sends = role > 0 && tiles.first < tiles.last;
+  if (sends) consumer.results_give();
+  __syncthreads();
+  if (sends) consumer.results_send();
   messages_wait(&shared.inbox_full, args.cluster);
   inbox_reduce<R>(args, tiles.active, session, heads, shared.inbox,
                   reinterpret_cast<float*>(shared.stage));
