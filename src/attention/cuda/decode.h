@@ -12,7 +12,7 @@ struct Decode {
   Settings settings;
   float scale = 0;
   GroupPool pool;
-  ExactPool exact;
+  ExactPool exact;  ///< where all sessions' exact tokens lie; Hopper's kernel for batches needs it
   SessionView* sessions = nullptr;  ///< device memory, [batch]
   int batch = 0;
   /// MLA: absorbed, [batch][H][d_c + d_r] (W_ukᵀq_nope, then q_rope); GQA: [batch][H][d].

@@ -320,7 +320,6 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     }
   }
 
-  grid_launch_next();
   // The block's result to shared memory, over the tiles.
   copy_wait<0>();
   __syncthreads();

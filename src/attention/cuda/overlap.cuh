@@ -14,14 +14,6 @@ __device__ inline void grid_wait() {
 #endif
 }
 
-/// Lets the next kernel be launched, where it may overlap. A kernel that was launched so itself
-/// calls it after grid_wait: then nothing ahead of it is still running.
-__device__ inline void grid_launch_next() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-#endif
-}
-
 /// Lets this launch overlap with what is ahead of it. `config.attrs` has room for one more.
 inline void overlap_allow(cudaLaunchConfig_t& config) {
   if (device().major < 9) return;
