@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "attention/cuda/decode.h"
+#include "attention/cuda/decode_place.h"
 #include "attention/cuda/overlap.cuh"
 #include "attention/cuda/quantised.cuh"
 #include "attention/cuda/warp_ops.cuh"
@@ -54,52 +55,14 @@ int slots_mla(const AttentionShape& shape, int cluster);
 int slots_gqa(const AttentionShape& shape, int cluster);
 void launch_generic(const Args& args, cudaStream_t stream);
 
-/// Where one session stands in this step. The list of entries it reads is: representatives
-/// [0, groups), then tokens of the sink, then tokens of the window; the newest token is last.
-struct Place {
-  int n;  ///< tokens, the new one included
-  int groups;
-  int sink;       ///< s
-  int sink_size;  ///< tokens of the sink that exist
-  int window_begin;
-  int ring;
-  int entries;
-  bool leaves;      ///< representative groups − 1 comes to be in this step
-  int first, last;  ///< this block's part of the list
-
-  /// Row in the ring of exact token number e of the list.
-  __device__ int exact_row(int e) const {
-    const int p = e < sink_size ? e : window_begin + (e - sink_size);
-    return position_row(p);
-  }
-  __device__ int position_row(int p) const { return p < sink ? p : sink + (p - sink) % ring; }
-  /// The row of the ring `count` rows after `row`, at most a whole turn.
-  __device__ int row_after(int row, int count) const {
-    return row + count < sink + ring ? row + count : row + count - ring;
-  }
-  __device__ bool owns_newest_group() const {
-    return leaves && first <= groups - 1 && groups - 1 < last;
-  }
-  __device__ bool owns_newest_token() const { return first < entries && last == entries; }
-};
-
 /// Entries of a block: the plan's chunk, or more where the session has outgrown the plan.
 __device__ inline int chunk_of(const Args& args, int entries) {
   return max(args.chunk, (entries + args.blocks - 1) / args.blocks);
 }
 
 __device__ inline Place place_of(const Args& args, const SessionView& view, int block) {
-  Place at;
   // Read as volatile: the last block of the session changes it in this launch.
-  at.n = *static_cast<const volatile std::int32_t*>(&view.length) + 1;
-  const BasicVisible<std::int32_t> seen = args.layout.visible(at.n - 1);
-  at.groups = seen.groups;
-  at.sink = args.layout.sink;
-  at.sink_size = seen.sink.size();
-  at.window_begin = seen.window.begin;
-  at.ring = view.ring;
-  at.entries = seen.pairs();
-  at.leaves = at.groups > 0 && args.layout.group_exit(seen.groups - 1) == at.n - 1;
+  Place at(args.layout, *static_cast<const volatile std::int32_t*>(&view.length), view.ring);
   const int chunk = chunk_of(args, at.entries);
   at.first = min(block * chunk, at.entries);
   at.last = min(at.first + chunk, at.entries);

@@ -8,7 +8,6 @@ namespace lca::cuda::decoding::generic {
 
 inline constexpr int kThreads = 128;
 inline constexpr int kWarps = kThreads / 32;
-inline constexpr int kTile = 64;
 
 /// Widths, and shared memory as the block uses it.
 struct Widths {

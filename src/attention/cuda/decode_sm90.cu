@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     }
   }
   const Place at = place_of(args, view, 0);
-  const Schedule tiles(args, at, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
+  const Schedule tiles(at, args.blocks, args.chunk / kTile,
+                       static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
   // Pages are asked for before anything else is worked out.
   int page = 0, next_page = 0;
   if (tid == 0) {

@@ -4,7 +4,6 @@
 
 #include "attention/cuda/decode_group.cuh"
 #include "attention/cuda/decode_inbox.cuh"
-#include "attention/cuda/decode_schedule.cuh"
 #include "attention/cuda/hopper.cuh"
 
 namespace lca::cuda::decoding::streaming {

@@ -6,7 +6,6 @@
 
 namespace lca::cuda::decoding {
 
-inline constexpr int kTile = 64;  ///< entries of a tile
 inline constexpr int kMostStages = 6;
 
 /// An entry as one row of bf16: first part, second part. MLA: latent, RoPE key; the score takes
