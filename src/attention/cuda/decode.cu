@@ -1,5 +1,5 @@
 // The decode step's host side: which kernel, and how the work is cut over the GPU. The kernels are
-// in decode_mla.cu, decode_gqa.cu (decode_fast.cuh) and decode_generic.cu.
+// in decode_sm90.cu, decode_mla.cu and decode_gqa.cu (decode_fast.cuh), and decode_generic.cu.
 
 #include "attention/cuda/decode.h"
 

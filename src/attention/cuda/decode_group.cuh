@@ -6,7 +6,7 @@
 
 namespace lca::cuda::decoding {
 
-/// Longest group the tensor-core kernels take: its scores and weights lie in a stage.
+/// Longest group the tensor-core kernels take: its scores lie in shared memory.
 inline constexpr int kMostGroup = 512;
 /// Rows that a thread loads before it uses the first.
 inline constexpr int kAtOnce = 16;

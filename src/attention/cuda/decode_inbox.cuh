@@ -99,8 +99,8 @@ __device__ inline void messages_wait(const void* barrier, int cluster) {
 }
 
 /// What `count` softmaxes weigh in their sum, for all heads: load(k, head) gives maximum and sum of
-/// the k-th, store(k, head, w) takes its weight. Threads 0 … 255 do it, 16 a head; load is asked
-/// twice for the same. Gives thread 16·head the sum's maximum and sum.
+/// the k-th (and may be asked twice), store(k, head, w) takes its weight. Threads 0 … 255 do it, 16
+/// a head. Gives thread 16·head the sum's maximum and sum.
 template <typename Load, typename Store>
 __device__ float2 weights_make(int count, const Load& load, const Store& store) {
   const int head = static_cast<int>(threadIdx.x) / 16;
