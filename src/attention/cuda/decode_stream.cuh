@@ -19,8 +19,8 @@ constexpr int kQueryPanelBytes = kHeads * 128;
 constexpr int kTileBytes = kPanels * kPanelBytes;
 constexpr int kOutputTiles = R::kValue / 64;
 
-/// A barrier of some warps. Named ones of the hardware are as good, but racecheck counts those of
-/// every warp and finds races where two warps have come by different numbers of them.
+/// A barrier of some warps. Named ones of the hardware are as good, but racecheck finds races, even
+/// across barriers of all, where two warps have come by different numbers of them.
 class Meeting {
  public:
   __device__ __forceinline__ explicit Meeting(Barrier& barrier) : barrier_(barrier) {}
