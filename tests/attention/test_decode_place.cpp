@@ -40,7 +40,7 @@ void expect_everything_once(const Step& step) {
   const BasicVisible<std::int32_t> seen = step.layout.visible(step.length);
   std::vector<int> groups(static_cast<std::size_t>(seen.groups));
   std::vector<int> tokens(static_cast<std::size_t>(step.length) + 1);
-  int next_tile = 0, most_tiles = 0, active = 0, token_owners = 0, group_owners = 0;
+  int next_tile = 0, active = 0, token_owners = 0, group_owners = 0;
   for (int block = 0; block < step.blocks; ++block) {
     const Schedule tiles(at, step.blocks, step.fewest_tiles, block);
     // A block without tiles comes after all that have some.
@@ -48,7 +48,6 @@ void expect_everything_once(const Step& step) {
     ASSERT_EQ(tiles.first < tiles.last, block < tiles.active);
     next_tile = tiles.last;
     active = tiles.active;
-    most_tiles = std::max(most_tiles, tiles.last - tiles.first);
     token_owners += tiles.owns_newest_token() ? 1 : 0;
     group_owners += tiles.owns_newest_group() ? 1 : 0;
     bool has_newest_token = false, makes_group = false;

@@ -131,7 +131,7 @@ DecodePlan decode_plan(const AttentionShape& shape, const Settings& settings, Gr
     if (slots == 0) break;
     const int most_blocks = cluster == 1 ? kMostPartials : 2 * gpu.multiprocessors;
     for (int blocks = cluster; blocks <= most_blocks; blocks += cluster) {
-      std::int64_t chunk = (most + blocks - 1) / blocks;
+      const std::int64_t chunk = (most + blocks - 1) / blocks;
       std::int64_t running = 0;
       for (int i = 0; i < batch; ++i) {
         const std::int64_t used = (units_at(lengths[i]) + chunk - 1) / chunk;

@@ -12,7 +12,8 @@ struct Decode {
   Settings settings;
   float scale = 0;
   GroupPool pool;
-  ExactPool exact;  ///< where all sessions' exact tokens lie; Hopper's kernel for batches needs it
+  ExactPool
+      exact;  ///< where all sessions' exact tokens lie; Hopper's kernel for wide latents needs it
   SessionView* sessions = nullptr;  ///< device memory, [batch]
   int batch = 0;
   /// MLA: absorbed, [batch][H][d_c + d_r] (W_ukᵀq_nope, then q_rope); GQA: [batch][H][d].

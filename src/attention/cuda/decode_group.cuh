@@ -79,7 +79,7 @@ __device__ float2 query_sum(const Args& args, int session, int kv, int pair) {
 }
 
 /// Condenses group at.groups − 1 for one KV head with all threads of the team; puts it into its
-/// page where `write`. `scratch` is free shared memory. query(pair) gives the new token's query,
+/// page where `write`. `room` is free shared memory. query(pair) gives the new token's query,
 /// summed over heads, as query_sum does.
 ///
 /// It runs once in g steps, often beside a busy memory: trips are few, and the code is short,

@@ -27,8 +27,7 @@ struct Inbox {
   int last;
 };
 
-/// __syncthreads for warps whose lanes come one by one. The instruction wants them together; the
-/// compiler sees to that where it must, racecheck only where it is said.
+/// __syncthreads for warps whose lanes come one by one: the instruction wants them together.
 __device__ inline void block_sync() {
   __syncwarp();
   __syncthreads();
@@ -43,13 +42,6 @@ __device__ inline int message_bytes(int columns) {
 __device__ inline int inbox_offset(int column, int head) {
   const int chunk = ((column & 1) * 4 + head / 4) ^ (column / 2 & 7);
   return column / 2 * 32 + chunk * 4 + (head & 3);
-}
-
-/// The address of the same variable in block `rank` of the cluster.
-__device__ inline std::uint32_t peer_address(std::uint32_t local, int rank) {
-  std::uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(local), "r"(rank));
-  return address;
 }
 
 /// A place in the shared memory of block `rank` of the cluster: where `local` is in this block.

@@ -25,18 +25,23 @@ __device__ inline void cluster_wait() {
 #endif
 }
 
+/// The address of the same variable in block `rank` of the cluster.
+__device__ inline std::uint32_t peer_address(std::uint32_t local, int rank) {
+  std::uint32_t address = local;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(local), "r"(rank));
+#endif
+  return address;
+}
+
 /// Floats at the same place in the shared memory of block `rank` of the cluster.
 __device__ inline float4 peer_load4(const float* local, int rank, int cluster) {
 #if __CUDA_ARCH__ >= 900
   if (cluster > 1) {
-    std::uint32_t address;
     float4 value;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;\n"
-        : "=r"(address)
-        : "r"(shared_address(local)), "r"(rank));
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                  : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-                 : "r"(address)
+                 : "r"(peer_address(shared_address(local), rank))
                  : "memory");
     return value;
   }
@@ -46,14 +51,10 @@ __device__ inline float4 peer_load4(const float* local, int rank, int cluster) {
 __device__ inline float2 peer_load2(const float2* local, int rank, int cluster) {
 #if __CUDA_ARCH__ >= 900
   if (cluster > 1) {
-    std::uint32_t address;
     float2 value;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;\n"
-        : "=r"(address)
-        : "r"(shared_address(local)), "r"(rank));
     asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];\n"
                  : "=f"(value.x), "=f"(value.y)
-                 : "r"(address)
+                 : "r"(peer_address(shared_address(local), rank))
                  : "memory");
     return value;
   }

@@ -200,8 +200,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     if (tiles.owns_newest_token() && job == 0) token_store<R, Helpers>(args, view, at, session, 0);
     if (Helpers::thread() == 0) length_advance(args, session, at.n);
   }
-  __syncwarp();
-  __syncthreads();
+  block_sync();
   const bool sends = role > 0 && tiles.first < tiles.last;
   if (sends) consumer.results_give();
   __syncthreads();
