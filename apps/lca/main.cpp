@@ -205,7 +205,7 @@ int run_guarded(int argc, char** argv) {
     return 0;  // the reader has seen all it wanted
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::cancelled) return interrupt_exit_code();
-    return fail(error.kind() == ErrorKind::bad_input ? kBadInput : kFailure, error.what());
+    return fail(error_exit_code(error.kind()), error.what());
   } catch (const std::bad_alloc&) {
     return fail_memory();
   } catch (const std::system_error& error) {

@@ -88,7 +88,7 @@ void SessionKeeper::try_save(const Session& session) {
 }
 
 void SessionKeeper::require_saved() const {
-  if (!error_.empty()) fail_run("{}; the session is not saved", error_);
+  if (!error_.empty()) fail_io("{}; the session is not saved", error_);
 }
 
 void system_check(const TextFlag& system, const SessionKeeper& keeper) {

@@ -62,7 +62,7 @@ void print(std::string_view text) {
       pollfd room{STDOUT_FILENO, POLLOUT, 0};  // somebody made the terminal non-blocking
       ::poll(&room, 1, -1);
     } else if (errno != EINTR) {
-      fail_run("standard output cannot be written: {}", std::generic_category().message(errno));
+      fail_io("standard output cannot be written: {}", std::generic_category().message(errno));
     }
   }
 }

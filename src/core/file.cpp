@@ -95,7 +95,11 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
   // Without O_NONBLOCK opening a pipe waits for somebody to write to it.
   Descriptor file(open_retrying(path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
-  if (file.number() < 0) fail_input("{}: {}", printable(path), error_text(-file.number()));
+  if (const int code = -file.number(); code == ENOENT || code == ENOTDIR) {
+    fail_not_found("{}: {}", printable(path), error_text(code));
+  } else if (code > 0) {
+    fail_input("{}: {}", printable(path), error_text(code));
+  }
 
   struct stat info {};
   if (::fstat(file.number(), &info) != 0) {
@@ -112,12 +116,12 @@ MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
   if (memory == MAP_FAILED) {
     const int code = errno;
     if (code == ENOMEM) {
-      fail_run(
+      fail_memory(
           "not enough memory: {} cannot be mapped, which takes {} bytes of address space; try a "
           "smaller model, or a higher limit (ulimit -v)",
           printable(path), size);
     }
-    fail_run("{}: cannot map {} bytes: {}", printable(path), size, error_text(code));
+    fail_io("{}: cannot map {} bytes: {}", printable(path), size, error_text(code));
   }
   const std::span mapped(static_cast<const std::byte*>(memory), size);
   try {
@@ -159,7 +163,7 @@ bool MappedFile::intact() const {
 }
 
 void MappedFile::fail_lost() const {
-  fail_run(
+  fail_io(
       "{}: was cut short by another program while in use, or its disk failed; put the file back "
       "and start again",
       printable(path_));
@@ -188,7 +192,7 @@ FileWriter::FileWriter(std::filesystem::path path) : path_(resolve_link(std::mov
   if (descriptor_ >= 0) return;
   const int code = -descriptor_;
   if (code == ENOSPC || code == EDQUOT || code == EIO || code == EMFILE || code == ENFILE) {
-    fail_run("{}: cannot be created: {}", printable(path_), error_text(code));
+    fail_io("{}: cannot be created: {}", printable(path_), error_text(code));
   }
   fail_input("{}: cannot be created in folder {}: {}", printable(path_), printable(folder),
              error_text(code));
@@ -201,7 +205,7 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::write(std::span<const std::byte> bytes) {
-  if (descriptor_ < 0) fail_run("{}: is complete, no more can be written", printable(path_));
+  if (descriptor_ < 0) fail_internal("{}: is complete, no more can be written", printable(path_));
   constexpr std::size_t kLargestWrite = std::size_t{1} << 30;  // the kernel takes less than 2 GiB
   while (!bytes.empty()) {
     const ssize_t written =
@@ -209,34 +213,34 @@ void FileWriter::write(std::span<const std::byte> bytes) {
     if (written < 0) {
       const int code = errno;
       if (code == EINTR) continue;
-      fail_run("{}: cannot be written: {}", printable(path_), error_text(code));
+      fail_io("{}: cannot be written: {}", printable(path_), error_text(code));
     }
     bytes = bytes.subspan(static_cast<std::size_t>(written));
   }
 }
 
 void FileWriter::commit() {
-  if (descriptor_ < 0) fail_run("{}: is complete already", printable(path_));
+  if (descriptor_ < 0) fail_internal("{}: is complete already", printable(path_));
   if (const int code = sync_descriptor(descriptor_)) {
-    fail_run("{}: cannot be written: {}", printable(path_), error_text(code));
+    fail_io("{}: cannot be written: {}", printable(path_), error_text(code));
   }
   // Some network file systems report a full disk only here. The descriptor is gone either way.
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) {
     const int code = errno;
     ::unlink(temporary_.c_str());
-    fail_run("{}: cannot be written: {}", printable(path_), error_text(code));
+    fail_io("{}: cannot be written: {}", printable(path_), error_text(code));
   }
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
     const int code = errno;
     ::unlink(temporary_.c_str());
-    fail_run("{}: cannot be put in place: {}", printable(path_), error_text(code));
+    fail_io("{}: cannot be put in place: {}", printable(path_), error_text(code));
   }
   // A folder that may not be read cannot be synced; the file itself is safe by now.
   const Descriptor folder(open_retrying(folder_of(path_), O_RDONLY | O_DIRECTORY));
   if (folder.number() < 0) return;
   if (const int code = sync_descriptor(folder.number())) {
-    fail_run("{}: is written, but its folder cannot be synced: {}", printable(path_),
-             error_text(code));
+    fail_io("{}: is written, but its folder cannot be synced: {}", printable(path_),
+            error_text(code));
   }
 }
 

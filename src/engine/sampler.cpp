@@ -60,13 +60,13 @@ Sampler::Sampler(const Sampling& sampling) : sampling_(sampling) { sampling.vali
 
 std::int32_t Sampler::pick(std::span<const float> logits, std::span<const std::int32_t> history,
                            std::int64_t position) {
-  if (logits.empty()) fail_run("the model produced no logits");
+  if (logits.empty()) fail_internal("the model produced no logits");
   if (logits.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
-    fail_run("the model produced more logits than there are token ids");
+    fail_internal("the model produced more logits than there are token ids");
   }
   bool has_nan = false;
   for (const float logit : logits) has_nan |= std::isnan(logit);
-  if (has_nan) fail_run("the model produced NaN");
+  if (has_nan) fail_internal("the model produced NaN");
 
   const std::span<const float> scores = penalise(logits, history);
   const std::int32_t best = best_of(scores);

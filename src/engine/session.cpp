@@ -65,7 +65,7 @@ std::vector<Cache> Session::State::empty_caches() const {
 }
 
 void Session::State::check(std::span<const std::int32_t> run) const {
-  if (broken) fail_run("this session stopped in the middle of a step and cannot go on");
+  if (broken) fail_internal("this session stopped in the middle of a step and cannot go on");
   if (run.empty()) fail_input("a prompt needs at least one token");
   const std::int64_t vocabulary = model->info().vocabulary;
   for (const std::int32_t token : run) {

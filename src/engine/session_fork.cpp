@@ -29,7 +29,7 @@ bool turns_as_short(const Session::State& state, std::int64_t length) {
 }
 
 void require_whole(const Session::State& state) {
-  if (state.broken) fail_run("this session stopped in the middle of a step and cannot go on");
+  if (state.broken) fail_internal("this session stopped in the middle of a step and cannot go on");
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ void check_model(const SessionHead& head, const Model& model, std::string_view p
 
 void Session::save(const std::string& path) const {
   if (state_->broken) {
-    fail_run("{}: is not saved: the session stopped in the middle of a step", path_printable(path));
+    fail_internal("{}: is not saved: the session stopped in the middle of a step", path_printable(path));
   }
   session_write(path, head_of(*this), state_->caches);
 }

@@ -53,7 +53,7 @@ bool regex_matches(const pcre2_code* code, std::string_view module, std::string_
       pcre2_match_data_create_from_pattern(code, nullptr));
   const std::unique_ptr<pcre2_match_context, ContextFree> context(
       pcre2_match_context_create(nullptr));
-  if (!data || !context) fail_run("out of memory");
+  if (!data || !context) fail_memory("out of memory");
   pcre2_set_match_limit(context.get(), kMatchSteps);
   pcre2_set_depth_limit(context.get(), kMatchSteps);
   pcre2_set_heap_limit(context.get(), kMatchKibibytes);

@@ -326,7 +326,7 @@ void safetensors_write(FileWriter& writer, std::span<const TensorInfo> tensors,
   std::size_t offset = 0;
   for (const TensorInfo* tensor : order) {
     if (byte_count(tensor->shape, tensor->dtype) != tensor->bytes.size()) {
-      fail_run("tensor \"{}\": {} bytes do not fit shape [{}]", text_printable(tensor->name),
+      fail_internal("tensor \"{}\": {} bytes do not fit shape [{}]", text_printable(tensor->name),
                tensor->bytes.size(), fmt::join(tensor->shape, ","));
     }
     const std::size_t end = offset + tensor->bytes.size();
@@ -342,21 +342,21 @@ SafetensorsStream::SafetensorsStream(FileWriter& writer, std::string_view name, 
                                      const Safetensors::Metadata& metadata)
     : writer_(&writer), missing_(byte_count(shape, dtype).value_or(0)) {
   if (!byte_count(shape, dtype)) {
-    fail_run("tensor \"{}\": shape [{}] is too large", text_printable(name), fmt::join(shape, ","));
+    fail_internal("tensor \"{}\": shape [{}] is too large", text_printable(name), fmt::join(shape, ","));
   }
   header_write(writer, {header_tensor(name, dtype, shape, 0, missing_)}, metadata);
 }
 
 void SafetensorsStream::append(std::span<const std::byte> bytes) {
   if (bytes.size() > missing_) {
-    fail_run("{} bytes more than the tensor holds", bytes.size() - missing_);
+    fail_internal("{} bytes more than the tensor holds", bytes.size() - missing_);
   }
   writer_->write(bytes);
   missing_ -= bytes.size();
 }
 
 void SafetensorsStream::finish() {
-  if (missing_ > 0) fail_run("{} bytes of the tensor are missing", missing_);
+  if (missing_ > 0) fail_internal("{} bytes of the tensor are missing", missing_);
   writer_->commit();
 }
 

@@ -66,8 +66,9 @@ TEST(MappedFile, MovesWithItsBytes) {
 
 TEST(MappedFile, NamesAFileThatIsAbsent) {
   const ScratchFolder folder;
-  expect_error([&] { MappedFile file(folder / "absent"); }, {"absent: No such file"});
-  expect_error([&] { MappedFile file(""); }, {"No such file"});
+  expect_error([&] { MappedFile file(folder / "absent"); }, {"absent: No such file"},
+               ErrorKind::not_found);
+  expect_error([&] { MappedFile file(""); }, {"No such file"}, ErrorKind::not_found);
 }
 
 TEST(MappedFile, RefusesFoldersPipesSocketsAndDevicesWithoutWaiting) {
@@ -98,7 +99,7 @@ TEST(MappedFile, NamesAFileThatMayNotBeRead) {
 
 TEST(MappedFile, KeepsAHostileNameOnOneLine) {
   expect_error([] { MappedFile file("no\nsuch\x1b[2Jfile\xff"); },
-               {"no\\x0asuch\\x1b[2Jfile\\xff: No such file"});
+               {"no\\x0asuch\\x1b[2Jfile\\xff: No such file"}, ErrorKind::not_found);
 }
 
 TEST(FileWriter, PutsTheFileInPlaceOnlyAtCommit) {
@@ -212,7 +213,7 @@ TEST(FileWriter, SaysFailureAndLeavesNothingWhereTheDiskIsFull) {
         FileWriter writer(folder / "out");
         writer.write(bytes_of(std::string(10000, 'x')));
       },
-      {"out: cannot be written: File too large"}, ErrorKind::failure);
+      {"out: cannot be written: File too large"}, ErrorKind::io);
   ::setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
   EXPECT_EQ(folder.count(), 0u);
@@ -222,8 +223,8 @@ TEST(FileWriter, RefusesMoreAfterCommit) {
   const ScratchFolder folder;
   FileWriter writer(folder / "out");
   writer.commit();
-  expect_error([&] { writer.write(bytes_of("x")); }, {"is complete"}, ErrorKind::failure);
-  expect_error([&] { writer.commit(); }, {"is complete"}, ErrorKind::failure);
+  expect_error([&] { writer.write(bytes_of("x")); }, {"is complete"}, ErrorKind::internal);
+  expect_error([&] { writer.commit(); }, {"is complete"}, ErrorKind::internal);
 }
 
 }  // namespace

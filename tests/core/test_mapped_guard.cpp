@@ -59,7 +59,7 @@ TEST(MappedGuard, ReadsZerosAndSaysSoWhereAFileIsCutShort) {
   EXPECT_FALSE(mapped_all_intact());
   expect_error([&] { file.require_intact(); },
                {path.string(), "cut short by another program", "put the file back"},
-               ErrorKind::failure);
+               ErrorKind::io);
   EXPECT_EQ(count_ones(other), kPages * page());
   other.require_intact();
 }
@@ -83,7 +83,7 @@ TEST(MappedGuard, NoticesACutInsideTheLastPage) {
   cut(folder / "short", 4);
   EXPECT_EQ(file.bytes()[5], std::byte{0});
   EXPECT_FALSE(file.intact());
-  expect_error([&] { file.require_intact(); }, {"short: was cut short"}, ErrorKind::failure);
+  expect_error([&] { file.require_intact(); }, {"short: was cut short"}, ErrorKind::io);
 }
 
 TEST(MappedGuard, NoticesTheCutBeforeAnythingIsRead) {
@@ -152,8 +152,8 @@ TEST(MappedGuard, TheCutIsTheErrorWhateverTheReaderFound) {
                {"is no such thing"});
   cut(path, page());
   expect_error([&] { mapped_read(file, [] { fail_input("file: is no such thing"); }); },
-               {"cut short"}, ErrorKind::failure);
-  expect_error([&] { mapped_read(file, [] { return 1; }); }, {"cut short"}, ErrorKind::failure);
+               {"cut short"}, ErrorKind::io);
+  expect_error([&] { mapped_read(file, [] { return 1; }); }, {"cut short"}, ErrorKind::io);
 }
 
 TEST(ThreadsMappedGuard, ManyReadersRunIntoTheEndAtOnce) {

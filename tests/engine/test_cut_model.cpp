@@ -43,7 +43,7 @@ class ModelCopy {
 const std::vector<std::int32_t> kPrompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
 
 void expect_cut(const std::function<void()>& work) {
-  expect_error(work, {"was cut short by another program"}, ErrorKind::failure);
+  expect_error(work, {"was cut short by another program"}, ErrorKind::internal);
 }
 
 class ThreadsCutModel : public testing::TestWithParam<const char*> {};
@@ -59,7 +59,7 @@ TEST_P(ThreadsCutModel, DecodingSaysSoAndHandsNothingOut) {
   copy.cut();
   expect_cut([&] { session.decode(2); });
   EXPECT_TRUE(session.logits().empty());
-  expect_error([&] { session.decode(2); }, {"cannot go on"}, ErrorKind::failure);
+  expect_error([&] { session.decode(2); }, {"cannot go on"}, ErrorKind::internal);
   expect_cut([&] { fresh.prefill(kPrompt); });
   EXPECT_TRUE(fresh.logits().empty());
 }
@@ -103,7 +103,7 @@ TEST_P(ThreadsCutModel, ABatchOfSessionsStops) {
   const std::vector<Session*> sessions = {&one, &two};
   const std::vector<std::int32_t> tokens = {3, 4};
   expect_cut([&] { sessions_decode(sessions, tokens); });
-  expect_error([&] { two.decode(2); }, {"cannot go on"}, ErrorKind::failure);
+  expect_error([&] { two.decode(2); }, {"cannot go on"}, ErrorKind::internal);
 }
 
 TEST_P(ThreadsCutModel, LoadingSaysSo) {

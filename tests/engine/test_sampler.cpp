@@ -152,9 +152,9 @@ TEST(Sampler, TheRepetitionPenaltyLooksAtItsWindow) {
 }
 
 TEST(Sampler, WhatTheModelShouldNotProduceIsSafe) {
-  expect_error([] { draw({}, {0, kNaN}, 1); }, {"the model produced NaN"}, ErrorKind::failure);
-  expect_error([] { draw(warm(), {kNaN, 0}, 1); }, {"NaN"}, ErrorKind::failure);
-  expect_error([] { draw(warm(), {}, 1); }, {"no logits"}, ErrorKind::failure);
+  expect_error([] { draw({}, {0, kNaN}, 1); }, {"the model produced NaN"}, ErrorKind::internal);
+  expect_error([] { draw(warm(), {kNaN, 0}, 1); }, {"NaN"}, ErrorKind::internal);
+  expect_error([] { draw(warm(), {}, 1); }, {"no logits"}, ErrorKind::internal);
   Sampling sampling = warm();
   sampling.top_k = 2;
   sampling.top_p = 0.9;

@@ -538,7 +538,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- host --------------------------------------------------------------------------------------
 
-[[noreturn]] void fail(const char* what) { throw Error(ErrorKind::failure, what); }
+[[noreturn]] void fail(const char* what) { throw Error(ErrorKind::internal, what); }
 
 bool keys_fit(const KeyRows& keys) {
   return tensor_map_fits(keys.nope) && tensor_map_fits(keys.rope) && tensor_map_fits(keys.value);

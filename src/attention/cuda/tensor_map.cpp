@@ -17,7 +17,7 @@ EncodeTiled encode_tiled() {
                                            cudaEnableDefault, &found),
           "asking the driver for tensor maps");
     if (found != cudaDriverEntryPointSuccess)
-      fail_run("the GPU driver has no tensor maps; update it");
+      fail_internal("the GPU driver has no tensor maps; update it");
     return reinterpret_cast<EncodeTiled>(entry);
   }();
   return function;
@@ -45,7 +45,7 @@ CUtensorMap tensor_map(const HeadRows& rows, std::int64_t heads, std::int64_t co
                      columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    fail_run("the GPU driver refused a tensor map (error {})", static_cast<int>(result));
+    fail_internal("the GPU driver refused a tensor map (error {})", static_cast<int>(result));
   return map;
 }
 

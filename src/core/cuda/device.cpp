@@ -8,9 +8,9 @@ void check(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // an error that is not sticky ends here
   if (status == cudaErrorMemoryAllocation) {
-    fail_run("{}: the GPU's memory is full; use a shorter context or a smaller batch", doing);
+    fail_memory("{}: the GPU's memory is full; use a shorter context or a smaller batch", doing);
   }
-  fail_run("{}: CUDA says: {}", doing, cudaGetErrorString(status));
+  fail_internal("{}: CUDA says: {}", doing, cudaGetErrorString(status));
 }
 
 namespace {
@@ -55,7 +55,7 @@ const Found& found() {
 const std::string& device_missing() { return found().missing; }
 
 const Device& device() {
-  if (!found().missing.empty()) fail_run("{}", found().missing);
+  if (!found().missing.empty()) fail_incompatible("{}", found().missing);
   return found().device;
 }
 

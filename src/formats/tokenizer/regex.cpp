@@ -38,7 +38,7 @@ struct Scratch {
     // One pair: only where the whole match lies is of interest.
     data = pcre2_match_data_create(1, nullptr);
     context = pcre2_match_context_create(nullptr);
-    if (data == nullptr || context == nullptr) fail_run("out of memory for regular expressions");
+    if (data == nullptr || context == nullptr) fail_memory("out of memory for regular expressions");
     constexpr std::size_t kSmallStack = 32 * 1024;
     constexpr std::size_t kLargeStack = 8 * 1024 * 1024;
     stack = pcre2_jit_stack_create(kSmallStack, kLargeStack, nullptr);
@@ -251,7 +251,7 @@ Regex::Regex(std::string_view pattern, std::string_view where) {
   code->where = where;
 
   pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
-  if (context == nullptr) fail_run("out of memory for regular expressions");
+  if (context == nullptr) fail_memory("out of memory for regular expressions");
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;

@@ -228,7 +228,7 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
           }
           for (std::int64_t i = 0; i < values; ++i) wide[i] = bf16_to_f32(narrow[i]);
         } else if (w.strips) {
-          fail_run("weights in strips are for products that round");
+          fail_internal("weights in strips are for products that round");
         } else {
           unpack_f32(w.type, w.row(first), wide, values);
         }
@@ -274,7 +274,7 @@ void linear_group(Context& context, std::span<const LinearCall> calls, ProductTy
                   const float* x, std::int64_t rows) {
   std::array<Product, kLargestGroup> group;
   if (calls.empty() || calls.size() > kLargestGroup)
-    fail_run("a group of {} products", calls.size());
+    fail_internal("a group of {} products", calls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) group[i] = {calls[i].layer->weight, calls[i].out};
   multiply(context, std::span(group).first(calls.size()), type, x, rows);
   for (const LinearCall& call : calls) add_rest(context, *call.layer, x, rows, call.out);

@@ -43,7 +43,7 @@ void sgemm_prepare() {
 
 void sgemm_check(dnnl_status_t status) {
   if (status == dnnl_out_of_memory) throw std::bad_alloc();
-  if (status != dnnl_success) fail_run("oneDNN refused a float32 product ({})", int{status});
+  if (status != dnnl_success) fail_internal("oneDNN refused a float32 product ({})", int{status});
 }
 
 void multiply(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
@@ -125,7 +125,7 @@ void matmul_nt_bf16(std::int64_t m, std::int64_t n, std::int64_t k, const bf16_b
     stream.wait();
   } catch (const dnnl::error& error) {
     if (error.status == dnnl_out_of_memory) throw std::bad_alloc();
-    fail_run("oneDNN refused a bfloat16 product: {}", error.what());
+    fail_internal("oneDNN refused a bfloat16 product: {}", error.what());
   }
 }
 
