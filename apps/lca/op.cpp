@@ -201,11 +201,12 @@ class CpuRun {
   void copy_representatives(std::size_t i) {
     const Cache& cache = caches_[i];
     const Place place(output_, sequences_[i]);
-    const Entries rows = cache.representatives();
-    widen(rows.semantic, cache.groups(), place.semantic);
-    widen(rows.positional, cache.groups(), place.positional);
-    const std::int64_t kv_heads = input_.spec.shape.kv_heads;
+    const AttentionShape& shape = input_.spec.shape;
+    const std::int64_t kv_heads = shape.kv_heads;
     for (std::int64_t j = 0; j < cache.groups(); ++j) {
+      const Entries row = cache.representative(j);
+      widen(row.semantic, 1, place.semantic + j * kv_heads * shape.d_semantic());
+      widen(row.positional, 1, place.positional + j * kv_heads * shape.d_positional());
       for (std::int64_t kv = 0; kv < kv_heads; ++kv) {
         place.bias[j * kv_heads + kv] = cache.bias(j, kv);
       }

@@ -67,10 +67,12 @@ class Cache {
   std::int64_t groups() const;
   /// Bytes of representatives and exact tokens: the law of mechanism §7 once a run is complete.
   std::size_t bytes() const;
+  /// Of these, bytes of representatives in pages that copies of the cache hold too.
+  std::size_t shared_bytes() const;
   /// Everything else it holds: recent queries and spare capacity.
   std::size_t workspace_bytes() const;
 
-  /// An independent copy.
+  /// An independent copy that shares the representatives: they never change once written.
   Cache clone() const;
   /// The shortest prefix `truncate` accepts now.
   std::int64_t truncate_floor() const;
@@ -87,8 +89,8 @@ class Cache {
   /// archive must outlive the cache or be replaced; copies and loaded caches start without one.
   void set_archive(Archive* archive);
 
-  /// Representatives, as views: semantic [m,KV,d_semantic], positional [m,KV,d_positional].
-  Entries representatives() const;
+  /// Representative j, as views: semantic [1,KV,d_semantic], positional [1,KV,d_positional].
+  Entries representative(std::int64_t j) const;
   /// The logit bias of representative j for KV head `kv`: 0, log g or b_j.
   float bias(std::int64_t j, std::int64_t kv) const;
 

@@ -48,6 +48,7 @@ struct ModelInfo {
   double softmax_scale = 0;
   Precision precision = Precision::f32;  ///< what `automatic` became
   WeightPacking weights = WeightPacking::keep;
+  std::string device = "cpu";  ///< where it runs: "cpu", "cuda:0", …
   std::vector<std::int32_t> end_tokens;
 };
 
@@ -65,9 +66,9 @@ class Model {
   const std::vector<Settings>& settings() const;
   /// The type its caches store: bf16 or f32, after the precision.
   DType cache_dtype() const;
-  /// 32 hexadecimal digits that tell models apart: configuration, every tensor's name, shape, type
-  /// and samples of its bytes, the adapter's likewise, and what products are computed in; not where
-  /// the files lie. Computed when first asked for.
+  /// 32 hexadecimal digits that tell checkpoints and their adapters apart: configuration, every
+  /// tensor's name, shape, type and samples of its bytes; not where the files lie, nor how they are
+  /// computed with. Computed when first asked for.
   const std::string& fingerprint() const;
 
   struct State;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "attention/cache_state.h"
+#include "attention/settings_kind.h"
 #include "core/bf16.h"
 #include "core/error.h"
 
@@ -50,6 +52,16 @@ bool stores_bias(const LayerSpec& spec) {
   return spec.settings.method == MethodKind::lca && spec.settings.mass == Mass::score;
 }
 
+GroupRowBytes group_bytes(const LayerSpec& spec) {
+  GroupRowBytes bytes;
+  bytes.semantic = row_bytes(spec, spec.shape.d_semantic());
+  bytes.positional = row_bytes(spec, spec.shape.d_positional());
+  if (stores_bias(spec)) {
+    bytes.bias = spec.shape.kv_heads * static_cast<std::int64_t>(sizeof(float));
+  }
+  return bytes;
+}
+
 }  // namespace
 
 void LayerSpec::validate() const {
@@ -74,8 +86,7 @@ std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length) {
 Cache::State::State(const LayerSpec& layer)
     : spec(layer),
       layout(layer.settings),
-      groups(entry_rows(layer)),
-      bias(layer.shape.kv_heads * static_cast<std::int64_t>(sizeof(float))),
+      groups(group_bytes(layer)),
       sink(entry_rows(layer)),
       window(entry_rows(layer)),
       queries(layer.shape.heads * layer.shape.d_score() *
@@ -87,6 +98,14 @@ Entries Cache::State::view(const EntryRows& rows, std::int64_t first, std::int64
                       {count, shape.kv_heads, shape.d_semantic()}),
           ConstTensor(rows.positional.row(first), spec.dtype,
                       {count, shape.kv_heads, shape.d_positional()})};
+}
+
+Entries Cache::State::groups_view(std::int64_t first, std::int64_t count) const {
+  const AttentionShape& shape = spec.shape;
+  return {
+      ConstTensor(groups.semantic(first), spec.dtype, {count, shape.kv_heads, shape.d_semantic()}),
+      ConstTensor(groups.positional(first), spec.dtype,
+                  {count, shape.kv_heads, shape.d_positional()})};
 }
 
 std::optional<Entries> Cache::State::rows_at(std::int64_t first, std::int64_t count) const {
@@ -123,7 +142,7 @@ void Cache::State::append_queries(const Queries& run) {
   const AttentionShape& shape = spec.shape;
   const std::int64_t count = run.rope.shape[0];
   const std::int64_t some = std::min(count, queries_kept());
-  if (queries.rows() + some > queries_kept()) {
+  if (!holds_front() && queries.rows() + some > queries_kept()) {
     queries.drop_front(queries.rows() + some - queries_kept());
   }
   std::byte* to = queries.grow(some);
@@ -145,20 +164,54 @@ void Cache::State::append_queries(const Queries& run) {
   }
 }
 
-void Cache::State::add_groups(std::int64_t count) {
-  groups.semantic.grow(count);
-  groups.positional.grow(count);
-  if (stores_bias(spec)) bias.grow(count);
-}
-
 void Cache::State::drop(std::int64_t total) {
   const std::int64_t more = total - dropped;
-  if (more <= 0) return;
+  if (more <= 0 || holds_front()) return;
   window.semantic.drop_front(more);
   window.positional.drop_front(more);
   window.semantic.shrink();
   window.positional.shrink();
   dropped = total;
+}
+
+void Cache::State::step_begin(bool staged) {
+  Before before{length, dropped, groups.rows(), prompt_open, {}};
+  const auto all = buffers();
+  for (std::size_t i = 0; i < all.size(); ++i) before.rows[i] = all[i]->rows();
+  // Dense attention drops nothing: its rows need no copy.
+  staged_ = staged && layout.method != MethodKind::dense;
+  if (staged_) {
+    EntryRows window_copy = clone_rows(window);
+    RowBuffer queries_copy = queries.clone();
+    kept_window_ = std::exchange(window, std::move(window_copy));
+    kept_queries_ = std::exchange(queries, std::move(queries_copy));
+  }
+  before_ = before;
+}
+
+void Cache::State::step_commit() noexcept {
+  if (!before_) return;
+  before_.reset();
+  kept_window_ = EntryRows{RowBuffer(), RowBuffer()};
+  kept_queries_ = RowBuffer();
+  drop(layout.dropped(length));
+  if (queries.rows() > queries_kept()) queries.drop_front(queries.rows() - queries_kept());
+}
+
+void Cache::State::step_rollback() noexcept {
+  if (!before_) return;
+  const Before before = *before_;
+  before_.reset();
+  if (staged_) {
+    window = std::exchange(kept_window_, EntryRows{RowBuffer(), RowBuffer()});
+    queries = std::exchange(kept_queries_, RowBuffer());
+  }
+  const auto all = buffers();
+  for (std::size_t i = 0; i < all.size(); ++i) all[i]->drop_back(all[i]->rows() - before.rows[i]);
+  groups.take_back(before.groups);
+  length = before.length;
+  dropped = before.dropped;
+  prompt_open = before.prompt_open;
 }
 
 Cache::Cache(const LayerSpec& spec) {
@@ -177,13 +230,14 @@ void Cache::set_archive(Archive* archive) { state_->archive = archive; }
 
 std::size_t Cache::bytes() const {
   const State& s = *state_;
-  return s.groups.bytes() + s.bias.bytes() + s.sink.bytes() + s.window.bytes();
+  return s.groups.bytes() + s.sink.bytes() + s.window.bytes();
 }
+
+std::size_t Cache::shared_bytes() const { return state_->groups.shared_bytes(); }
 
 std::size_t Cache::workspace_bytes() const {
   const State& s = *state_;
-  return s.groups.capacity_bytes() + s.bias.capacity_bytes() + s.sink.capacity_bytes() +
-         s.window.capacity_bytes() + s.queries.capacity_bytes() - bytes();
+  return s.groups.capacity_bytes() + s.sink.capacity_bytes() + s.window.capacity_bytes() + s.queries.capacity_bytes() - bytes();
 }
 
 Cache Cache::clone() const {
@@ -191,8 +245,7 @@ Cache Cache::clone() const {
   copy->length = state_->length;
   copy->prompt_open = state_->prompt_open;
   copy->dropped = state_->dropped;
-  copy->groups = clone_rows(state_->groups);
-  copy->bias = state_->bias.clone();
+  copy->groups = state_->groups.share(state_->groups.rows());
   copy->sink = clone_rows(state_->sink);
   copy->window = clone_rows(state_->window);
   copy->queries = state_->queries.clone();
@@ -201,7 +254,7 @@ Cache Cache::clone() const {
 
 std::int64_t Cache::truncate_floor() const {
   const State& s = *state_;
-  if (s.spec.settings.method == MethodKind::lca && s.spec.settings.summary == Summary::prompt) {
+  if (summary_waits(s.spec.settings)) {
     return s.length;
   }
   return s.layout.shortest_prefix(s.layout.dropped(s.length));
@@ -214,7 +267,7 @@ void Cache::truncate(std::int64_t length) {
   }
   if (length == s.length) return;
   if (!s.settled()) fail_input("cannot cut a cache in the middle of a run: release it first");
-  if (s.spec.settings.method == MethodKind::lca && s.spec.settings.summary == Summary::prompt) {
+  if (summary_waits(s.spec.settings)) {
     fail_input(
         "cannot cut a cache of {} tokens to {}: in summary mode `prompt` earlier groups were "
         "scored "
@@ -237,7 +290,10 @@ void Cache::truncate(std::int64_t length) {
   s.length = length;
 }
 
-Entries Cache::representatives() const { return state_->view(state_->groups, 0, groups()); }
+Entries Cache::representative(std::int64_t j) const {
+  if (j < 0 || j >= groups()) fail_input("the cache has {} representatives, none is {}", groups(), j);
+  return state_->groups_view(j, 1);
+}
 
 float Cache::bias(std::int64_t j, std::int64_t kv) const {
   switch (state_->spec.settings.mass) {
@@ -246,18 +302,48 @@ float Cache::bias(std::int64_t j, std::int64_t kv) const {
     case Mass::count:
       return static_cast<float>(std::log(static_cast<double>(state_->spec.settings.group)));
     case Mass::score:
-      return reinterpret_cast<const float*>(state_->bias.row(j))[kv];
+      return state_->groups.bias(j)[kv];
   }
   return 0;
 }
 
+Cache cache_converted(const Cache& cache, DType dtype) {
+  const Cache::State& from = cache.state();
+  LayerSpec spec = from.spec;
+  spec.dtype = dtype;
+  Cache converted(spec);
+  Cache::State& to = converted.state();
+  to.length = from.length;
+  to.prompt_open = from.prompt_open;
+  to.dropped = from.dropped;
+  to.queries = from.queries.clone();
+  const auto copy = [&](const Entries& row, std::byte* semantic, std::byte* positional) {
+    convert_row(row.semantic, 0, dtype, semantic);
+    convert_row(row.positional, 0, dtype, positional);
+  };
+  const auto copy_rows = [&](const EntryRows& rows, EntryRows& out) {
+    for (std::int64_t i = 0; i < rows.rows(); ++i) {
+      std::byte* semantic = out.semantic.grow(1);
+      copy(from.view(rows, i, 1), semantic, out.positional.grow(1));
+    }
+  };
+  copy_rows(from.sink, to.sink);
+  copy_rows(from.window, to.window);
+  to.groups.grow(from.groups.rows());
+  for (std::int64_t j = 0; j < from.groups.rows(); ++j) {
+    copy(from.groups_view(j, 1), to.groups.semantic(j), to.groups.positional(j));
+    if (stores_bias(spec)) std::copy_n(from.groups.bias(j), spec.shape.kv_heads, to.groups.bias(j));
+  }
+  return converted;
+}
+
 void cache_poison_spare(Cache& cache) {
   Cache::State& s = cache.state();
-  for (EntryRows* rows : {&s.groups, &s.sink, &s.window}) {
+  for (EntryRows* rows : {&s.sink, &s.window}) {
     rows->semantic.poison_spare();
     rows->positional.poison_spare();
   }
-  s.bias.poison_spare();
+  s.groups.poison_spare();
   s.queries.poison_spare();
 }
 

@@ -3,8 +3,10 @@
 
 #include <lca/cache.h>
 
+#include <array>
 #include <optional>
 
+#include "attention/group_rows.h"
 #include "attention/layout.h"
 #include "attention/row_buffer.h"
 #include "core/threads.h"
@@ -33,8 +35,7 @@ struct Cache::State {
   std::int64_t length = 0;   ///< n, tokens taken
   bool prompt_open = false;  ///< `prompt` mode: more of the prompt is to come
   std::int64_t dropped = 0;  ///< positions after the sink that are gone
-  EntryRows groups;          ///< representatives
-  RowBuffer bias;            ///< [m][KV] float32, with mass `score` only
+  GroupRows groups;          ///< representatives
   EntryRows sink;
   EntryRows window;
   RowBuffer queries;  ///< the last queries, [row][H][d_n + d_r] float32; empty but for method lca
@@ -47,22 +48,58 @@ struct Cache::State {
   Entries view(const EntryRows& rows, std::int64_t first, std::int64_t count) const;
   /// Appends the tokens' entries, converting them to the cache's dtype.
   void append(ThreadPool& pool, const Entries& entries);
-  /// Appends the queries of the last tokens and forgets those that no group will need.
+  /// `count` representatives from `first` on, which must be contiguous.
+  Entries groups_view(std::int64_t first, std::int64_t count) const;
+  /// Appends the queries of the last tokens and drops those that no group will need.
   void append_queries(const Queries& queries);
-  /// Makes room for `count` more representatives; they count from now on.
-  void add_groups(std::int64_t count);
-  /// Forgets window rows until `total` positions after the sink are gone.
+  /// Drops window rows until `total` positions after the sink are gone; inside a step that is not
+  /// staged the rows stay until it is committed.
   void drop(std::int64_t total);
+
+  /// Begins a step: until `step_commit` nothing that `step_rollback` needs is dropped. A staged step
+  /// works on copies of window and queries, so that rows may be dropped on the way: for a whole
+  /// prompt in one step. Only a staged step may throw here, and then nothing has changed.
+  void step_begin(bool staged);
+  void step_commit() noexcept;
+  /// The cache as it was when the step began. Does nothing outside a step.
+  void step_rollback() noexcept;
 
   /// Queries that may still be needed: the next group leaves with a query to come, so at most
   /// n_q − 1 of those seen score it, even after the cache was cut back inside its window.
   std::int64_t queries_kept() const { return layout.summary_queries - 1; }
   /// Whether the last run is complete: taken, attended and released.
   bool settled() const { return !prompt_open && dropped == layout.dropped(length); }
+
+ private:
+  /// What a step must restore: numbers of rows, since inside a step rows only come at the end.
+  struct Before {
+    std::int64_t length, dropped, groups;
+    bool prompt_open;
+    std::array<std::int64_t, 5> rows;  // of `buffers`
+  };
+  std::array<RowBuffer*, 5> buffers() {
+    return {&sink.semantic, &sink.positional, &window.semantic, &window.positional, &queries};
+  }
+  /// Whether rows at the front must stay.
+  bool holds_front() const { return before_ && !staged_; }
+
+  std::optional<Before> before_;
+  bool staged_ = false;
+  EntryRows kept_window_{RowBuffer(), RowBuffer()};  // of a staged step
+  RowBuffer kept_queries_;                           // the same
 };
 
 /// Fills spare capacity with NaN, so that a test sees who reads it.
 void cache_poison_spare(Cache& cache);
+
+/// The same cache with rows of another type.
+Cache cache_converted(const Cache& cache, DType dtype);
+
+/// What a cache at a marked position holds beside representatives, as bytes; and that cache again,
+/// with representatives of `whole`, which has come past the position. Throws Error on bytes that are
+/// no such cache.
+std::vector<std::byte> cache_mark_save(const Cache& cache);
+Cache cache_mark_load(std::span<const std::byte> bytes, const Cache& whole);
 
 /// Bytes that `Cache::save` would write.
 std::size_t cache_stream_bytes(const Cache& cache);

@@ -77,9 +77,77 @@ void get_rows(ByteReader& from, std::int64_t count, RowBuffer& rows) {
   std::memcpy(rows.grow(count), bytes.data(), bytes.size());
 }
 
+void put_exact(ByteWriter& to, const EntryRows& sink, const EntryRows& window) {
+  for (const EntryRows* rows : {&sink, &window}) {
+    put_rows(to, rows->semantic);
+    put_rows(to, rows->positional);
+  }
+}
+
+/// Visits one part of every representative, a contiguous piece at a time: visit(first, bytes).
+void groups_visit(const GroupRows& groups, std::int64_t width, const auto& visit) {
+  for (std::int64_t j = 0; j < groups.rows() && width > 0;) {
+    const std::int64_t some = groups.contiguous(j);
+    visit(j, static_cast<std::size_t>(some * width));
+    j += some;
+  }
+}
+
+void put_bias(ByteWriter& to, const GroupRows& groups) {
+  groups_visit(groups, groups.row_bytes().bias, [&](std::int64_t j, std::size_t bytes) {
+    to.put_bytes({reinterpret_cast<const std::byte*>(groups.bias(j)), bytes});
+  });
+}
+
+void put_groups(ByteWriter& to, const GroupRows& groups) {
+  groups_visit(groups, groups.row_bytes().semantic, [&](std::int64_t j, std::size_t bytes) {
+    to.put_bytes({groups.semantic(j), bytes});
+  });
+  groups_visit(groups, groups.row_bytes().positional, [&](std::int64_t j, std::size_t bytes) {
+    to.put_bytes({groups.positional(j), bytes});
+  });
+}
+
+void get_into(ByteReader& from, void* to, std::size_t bytes) {
+  std::memcpy(to, from.get_bytes(bytes).data(), bytes);
+}
+
+void get_bias(ByteReader& from, GroupRows& groups) {
+  groups_visit(groups, groups.row_bytes().bias, [&](std::int64_t j, std::size_t bytes) {
+    get_into(from, groups.bias(j), bytes);
+  });
+}
+
+void get_groups(ByteReader& from, std::int64_t count, GroupRows& groups) {
+  const GroupRowBytes& width = groups.row_bytes();
+  // Compared before memory is allocated: a stream may claim any length.
+  if (count > 0 && static_cast<std::uint64_t>(count) >
+                       from.left() / static_cast<std::uint64_t>(width.total())) {
+    fail_input("the cache stream is truncated");
+  }
+  groups.grow(count);
+  groups_visit(groups, width.semantic, [&](std::int64_t j, std::size_t bytes) {
+    get_into(from, groups.semantic(j), bytes);
+  });
+  groups_visit(groups, width.positional, [&](std::int64_t j, std::size_t bytes) {
+    get_into(from, groups.positional(j), bytes);
+  });
+}
+
 void get_entries(ByteReader& from, std::int64_t count, EntryRows& rows) {
   get_rows(from, count, rows.semantic);
   get_rows(from, count, rows.positional);
+}
+
+/// Throws Error where a cache of `length` tokens cannot have so many recent queries.
+void check_queries(const LayerSpec& spec, const Layout& layout, std::int64_t length,
+                   std::int64_t kept, std::int64_t queries) {
+  const bool lca = spec.settings.method == MethodKind::lca;
+  const std::int64_t most = lca ? std::min(length, kept) : 0;
+  const std::int64_t least = lca ? length - std::min(length, layout.first_query_needed(length)) : 0;
+  if (queries < least || queries > most) {
+    fail_input("the cache stream holds {} recent queries; it needs {} to {}", queries, least, most);
+  }
 }
 
 }  // namespace
@@ -94,11 +162,9 @@ std::vector<std::byte> Cache::save() const {
   put_spec(to, s.spec);
   to.put(s.length);
   to.put(s.queries.rows());
-  for (const EntryRows* rows : {&s.groups, &s.sink, &s.window}) {
-    put_rows(to, rows->semantic);
-    put_rows(to, rows->positional);
-  }
-  put_rows(to, s.bias);
+  put_groups(to, s.groups);
+  put_exact(to, s.sink, s.window);
+  put_bias(to, s.groups);
   put_rows(to, s.queries);
   to.put(checksum(to.bytes()));
   return to.take();
@@ -125,23 +191,49 @@ Cache Cache::load(std::span<const std::byte> bytes) {
 
   auto state = std::make_unique<State>(spec);
   const Layout& layout = state->layout;
-  const bool lca = spec.settings.method == MethodKind::lca;
-  const std::int64_t most = lca ? std::min(length, state->queries_kept()) : 0;
-  const std::int64_t least = lca ? length - std::min(length, layout.first_query_needed(length)) : 0;
-  if (queries < least || queries > most) {
-    fail_input("the cache stream holds {} recent queries; it needs {} to {}", queries, least, most);
-  }
+  check_queries(spec, layout, length, state->queries_kept(), queries);
   state->length = length;
   state->dropped = layout.dropped(length);
   const std::int64_t sink = std::min(length, layout.sink);
   const std::int64_t groups = layout.groups(length);
-  get_entries(from, groups, state->groups);
+  get_groups(from, groups, state->groups);
   get_entries(from, sink, state->sink);
   get_entries(from, length - sink - state->dropped, state->window);
-  if (lca && spec.settings.mass == Mass::score) get_rows(from, groups, state->bias);
+  get_bias(from, state->groups);
   get_rows(from, queries, state->queries);
   if (from.left() != 0) fail_input("the cache stream has {} bytes too many", from.left());
   return Cache(std::move(state));
+}
+
+std::vector<std::byte> cache_mark_save(const Cache& cache) {
+  const Cache::State& s = cache.state();
+  ByteWriter to;
+  to.put(s.length);
+  to.put(s.queries.rows());
+  put_exact(to, s.sink, s.window);
+  put_rows(to, s.queries);
+  return to.take();
+}
+
+Cache cache_mark_load(std::span<const std::byte> bytes, const Cache& whole) {
+  ByteReader from(bytes, "a mark");
+  const auto length = from.get<std::int64_t>();
+  const auto queries = from.get<std::int64_t>();
+  if (length < 0 || length > whole.length()) fail_input("a mark claims {} tokens", length);
+  const Cache::State& of = whole.state();
+  const Layout& layout = of.layout;
+  check_queries(of.spec, layout, length, of.queries_kept(), queries);
+  Cache cache(of.spec);
+  Cache::State& state = cache.state();
+  state.length = length;
+  state.dropped = layout.dropped(length);
+  const std::int64_t sink = std::min(length, layout.sink);
+  get_entries(from, sink, state.sink);
+  get_entries(from, length - sink - state.dropped, state.window);
+  get_rows(from, queries, state.queries);
+  if (from.left() != 0) fail_input("a mark has {} bytes too many", from.left());
+  state.groups = of.groups.share(layout.groups(length));
+  return cache;
 }
 
 std::size_t cache_stream_bytes(const Cache& cache) {

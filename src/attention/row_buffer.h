@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
 
 #include "core/workspace.h"
 
@@ -28,20 +29,26 @@ class RowBuffer {
     return row(rows_ - count);
   }
 
-  void drop_front(std::int64_t count) {
+  void drop_front(std::int64_t count) noexcept {
     begin_ += count;
     rows_ -= count;
     if (rows_ == 0) begin_ = 0;
   }
 
-  void drop_back(std::int64_t count) {
+  void drop_back(std::int64_t count) noexcept {
     rows_ -= count;
     if (rows_ == 0) begin_ = 0;
   }
 
-  /// Gives memory back where a long prompt left far more than is in use.
-  void shrink() {
-    if (capacity_ > kSpareRows && capacity_ > 4 * rows_) reallocate(2 * rows_);
+  /// Frees memory where a long prompt left far more than is in use, unless the smaller piece cannot
+  /// be allocated.
+  void shrink() noexcept {
+    if (capacity_ <= kSpareRows || capacity_ <= 4 * rows_) return;
+    try {
+      reallocate(2 * rows_);
+    } catch (const std::bad_alloc&) {
+      return;
+    }
   }
 
   /// A copy without spare capacity.

@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/context_state.h"
 #include "core/error.h"
-#include "core/threads.h"
-#include "core/workspace.h"
 
 namespace lca {
 
@@ -31,18 +30,35 @@ int threads_checked(int threads) {
 
 }  // namespace
 
-struct Context::State {
-  explicit State(int threads) : pool(threads) {}
-  ThreadPool pool;
-  Workspace workspace;
-};
-
 Context::Context(int threads) : state_(std::make_unique<State>(threads_checked(threads))) {}
 Context::~Context() = default;
 
 int Context::threads() const { return state_->pool.size(); }
-std::size_t Context::workspace_bytes() const { return state_->workspace.bytes(); }
+
+ContextMemory Context::memory() const {
+  return {state_->attachment ? state_->attachment->bytes() : 0, state_->workspace.bytes()};
+}
+
+void Context::trim() {
+  const ContextUse use(*this);
+  state_->attachment.reset();
+  state_->workspace = {};
+}
+
 ThreadPool& Context::pool() { return state_->pool; }
 Workspace& Context::workspace() { return state_->workspace; }
+
+ContextUse::ContextUse(Context& context) : state_(context.state()) {
+  const std::thread::id self = std::this_thread::get_id();
+  std::thread::id nobody;
+  if (!state_.user.compare_exchange_strong(nobody, self) && nobody != self) {
+    fail_busy("this context is in use by another thread; give each thread a context of its own");
+  }
+  ++state_.depth;
+}
+
+ContextUse::~ContextUse() {
+  if (--state_.depth == 0) state_.user.store(std::thread::id());
+}
 
 }  // namespace lca

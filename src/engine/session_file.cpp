@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "attention/cache_state.h"
+#include "attention/settings_kind.h"
 #include "core/bytes.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -23,6 +24,8 @@ constexpr std::size_t kBodyAt = kSizeAt + sizeof(std::uint64_t);
 constexpr std::int64_t kMostLayers = 1 << 16;
 constexpr std::int64_t kMostVocabulary = std::numeric_limits<std::int32_t>::max();
 constexpr std::size_t kLongestText = 4096;
+constexpr std::size_t kFewestFields = 10;  ///< settings of the first version
+constexpr std::size_t kMostMarks = 1 << 16;
 
 using Checksum = std::array<std::byte, 16>;
 
@@ -66,8 +69,8 @@ void put_list(ByteWriter& to, const std::vector<T>& list) {
 }
 
 void put_head(ByteWriter& to, const SessionHead& head) {
-  for (const std::string* text :
-       {&head.program, &head.fingerprint, &head.model, &head.architecture, &head.weights}) {
+  for (const std::string* text : {&head.program, &head.fingerprint, &head.model,
+                                  &head.architecture, &head.weights, &head.device}) {
     put_text(to, *text);
   }
   to.put(head.layers);
@@ -91,6 +94,15 @@ void put_head(ByteWriter& to, const SessionHead& head) {
   put_list(to, head.tokens);
   put_list(to, head.pending);
   put_list(to, head.logits);
+}
+
+void put_mark(ByteWriter& to, const SavedMark& mark) {
+  to.put(mark.position);
+  to.put(mark.prompt_end);
+  put_list(to, mark.logits);
+  for (const std::optional<Cache>& cache : mark.caches) {
+    put_list(to, cache ? cache_mark_save(*cache) : std::vector<std::byte>());
+  }
 }
 
 // --- reading -------------------------------------------------------------------------------------
@@ -122,9 +134,11 @@ std::vector<T> get_list(ByteReader& from) {
   return list;
 }
 
-Settings get_settings(ByteReader& from) {
+/// Fields that are missing at the end were not known to the program that wrote the file; they take
+/// the values that did not exist otherwise.
+Settings get_settings(ByteReader& from, std::size_t count) {
   Settings settings;
-  for (const SettingField& field : setting_fields()) {
+  for (const SettingField& field : std::span(setting_fields()).first(count)) {
     const auto value = from.get<std::int64_t>();
     const auto choices = static_cast<std::int64_t>(field.choices.size());
     require(field.is_integer || (value >= 0 && value < choices), "a setting is unknown");
@@ -134,12 +148,14 @@ Settings get_settings(ByteReader& from) {
   return settings;
 }
 
-SessionHead get_head(ByteReader& from) {
+SessionHead get_head(ByteReader& from, std::uint32_t version) {
   SessionHead head;
+  head.version = version;
   for (std::string* text :
        {&head.program, &head.fingerprint, &head.model, &head.architecture, &head.weights}) {
     *text = get_text(from);
   }
+  if (version > 1) head.device = get_text(from);
   head.layers = from.get<std::int64_t>();
   head.hidden = from.get<std::int64_t>();
   head.vocabulary = from.get<std::int64_t>();
@@ -158,9 +174,10 @@ SessionHead get_head(ByteReader& from) {
     *width = from.get<std::int64_t>();
   }
   head.scale = from.get<double>();
-  require(from.get<std::uint32_t>() == setting_fields().size(), "its number of settings");
+  const std::size_t fields = from.get<std::uint32_t>();
+  require(fields >= kFewestFields && fields <= setting_fields().size(), "its number of settings");
   for (std::int64_t layer = 0; layer < head.layers; ++layer) {
-    head.settings.push_back(get_settings(from));
+    head.settings.push_back(get_settings(from, fields));
   }
   head.truncate_floor = from.get<std::int64_t>();
   head.prompt_end = from.get<std::int64_t>();
@@ -180,8 +197,32 @@ SessionHead get_head(ByteReader& from) {
   return head;
 }
 
-SessionRecord get_record(ByteReader& from) {
-  SessionRecord record{get_head(from), {}};
+SavedMark get_mark(ByteReader& from, const SessionRecord& record) {
+  const SessionHead& head = record.head;
+  SavedMark mark;
+  mark.position = from.get<std::int64_t>();
+  mark.prompt_end = from.get<std::int64_t>();
+  mark.logits = get_list<float>(from);
+  require(mark.position >= 0 && mark.position <= head.length(), "the position of a mark");
+  require(mark.prompt_end >= 0 && mark.prompt_end <= mark.position, "the prompt's end of a mark");
+  require(mark.logits.empty() || mark.logits.size() == static_cast<std::size_t>(head.vocabulary),
+          "the number of logits of a mark");
+  for (std::size_t layer = 0; layer < head.settings.size(); ++layer) {
+    const auto bytes = get_list<std::byte>(from);
+    mark.caches.emplace_back();
+    if (head.settings[layer].method == MethodKind::dense) {
+      require(bytes.empty(), "a mark of dense attention");
+      continue;
+    }
+    require(!summary_waits(head.settings[layer]), "a mark in summary mode `prompt`");
+    mark.caches.back() = cache_mark_load(bytes, record.caches[layer]);
+    require(mark.caches.back()->length() == mark.position, "a mark of another length");
+  }
+  return mark;
+}
+
+SessionRecord get_record(ByteReader& from, std::uint32_t version) {
+  SessionRecord record{get_head(from, version), {}, {}};
   for (std::size_t layer = 0; layer < record.head.settings.size(); ++layer) {
     const auto size = from.get<std::uint64_t>();
     require(size <= from.left(), "a cache is longer than the file");
@@ -191,12 +232,17 @@ SessionRecord get_record(ByteReader& from) {
     require(cache.length() == record.head.length(), "a cache of another length");
     require(cache.truncate_floor() <= record.head.truncate_floor, "its shortest length");
   }
+  if (version > 1) {
+    const auto marks = from.get<std::uint64_t>();
+    require(marks <= kMostMarks, "its number of marks");
+    for (std::uint64_t i = 0; i < marks; ++i) record.marks.push_back(get_mark(from, record));
+  }
   require(from.left() == 0, "it has bytes too many");
   return record;
 }
 
 /// Magic, version, size and checksum; the rest is what is left to read.
-ByteReader body_of(std::span<const std::byte> bytes) {
+ByteReader body_of(std::span<const std::byte> bytes, std::uint32_t& version) {
   if (bytes.empty()) fail_input("is empty, not a session");
   ByteReader from(bytes, "it");
   if (bytes.size() < sizeof(kMagic) || from.get<std::array<char, 8>>() != kMagic) {
@@ -204,10 +250,10 @@ ByteReader body_of(std::span<const std::byte> bytes) {
   }
   constexpr const char* kAdvice = "it cannot be taken up again; start a new one";
   if (bytes.size() < kBodyAt) fail_input("is truncated: {}", kAdvice);
-  const auto version = from.get<std::uint32_t>();
-  if (version != kSessionVersion) {
-    fail_input("is a session of version {}; this program reads version {}", version,
-               kSessionVersion);
+  version = from.get<std::uint32_t>();
+  if (version < 1 || version > kSessionVersion) {
+    fail_incompatible("is a session of version {}; this program reads versions 1 to {}", version,
+                      kSessionVersion);
   }
   const auto size = from.get<std::uint64_t>();
   if (size > bytes.size()) {
@@ -226,12 +272,15 @@ ByteReader body_of(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-void session_write(const std::string& path, const SessionHead& head,
-                   std::span<const Cache> caches) {
+void session_write(const std::string& path, const SessionRecord& record) {
   ByteWriter body;
-  put_head(body, head);
-  std::uint64_t size = kBodyAt + body.bytes().size() + sizeof(Checksum);
-  for (const Cache& cache : caches) size += sizeof(std::uint64_t) + cache_stream_bytes(cache);
+  put_head(body, record.head);
+  ByteWriter marks;
+  marks.put(static_cast<std::uint64_t>(record.marks.size()));
+  for (const SavedMark& mark : record.marks) put_mark(marks, mark);
+  std::uint64_t size =
+      kBodyAt + body.bytes().size() + marks.bytes().size() + sizeof(Checksum);
+  for (const Cache& cache : record.caches) size += sizeof(std::uint64_t) + cache_stream_bytes(cache);
 
   FileWriter file(path);
   Hash hash;
@@ -245,12 +294,13 @@ void session_write(const std::string& path, const SessionHead& head,
   start.put(size);
   write(start.bytes());
   write(body.bytes());
-  for (const Cache& cache : caches) {
+  for (const Cache& cache : record.caches) {
     const std::vector<std::byte> stream = cache.save();
     const std::uint64_t bytes = stream.size();
     write(std::as_bytes(std::span(&bytes, 1)));
     write(stream);
   }
+  write(marks.bytes());
   const Checksum sum = hash.value();
   file.write(sum);
   file.commit();
@@ -258,10 +308,11 @@ void session_write(const std::string& path, const SessionHead& head,
 
 SessionRecord session_parse(std::span<const std::byte> bytes, std::string_view name) {
   try {
-    ByteReader from = body_of(bytes);
-    return get_record(from);
+    std::uint32_t version = 0;
+    ByteReader from = body_of(bytes, version);
+    return get_record(from, version);
   } catch (const Error& error) {
-    fail_input("{}: {}", path_printable(name), error.what());
+    throw Error(error.kind(), fmt::format("{}: {}", path_printable(name), error.what()));
   }
 }
 
@@ -272,8 +323,12 @@ SessionRecord session_read(const std::string& path) {
 
 void session_check_settings(const SessionHead& head, const std::vector<Settings>& wanted,
                             std::string_view name) {
+  if (wanted.size() > 1 && wanted.size() != head.settings.size()) {
+    fail_input("settings for {} layers given; the session has {}", wanted.size(),
+               head.settings.size());
+  }
   for (std::size_t layer = 0; layer < head.settings.size() && !wanted.empty(); ++layer) {
-    const Settings& other = wanted.size() == 1 ? wanted[0] : wanted.at(layer);
+    const Settings& other = wanted[wanted.size() == 1 ? 0 : layer];
     for (const SettingField& field : setting_fields()) {
       const std::int64_t kept = field.get(head.settings[layer]);
       const std::int64_t asked = field.get(other);
@@ -283,8 +338,8 @@ void session_check_settings(const SessionHead& head, const std::vector<Settings>
                                 : std::string(field.choices[static_cast<std::size_t>(value)]);
       };
       fail_input(
-          "{}: this session has {} {}, not {}: a session keeps its settings; leave the flag out, "
-          "or start a new session",
+          "{}: this session has {} {}, not {}: a session keeps its settings; ask for no other, or "
+          "start a new session",
           path_printable(name), field.name, text(kept), text(asked));
     }
   }
@@ -298,25 +353,51 @@ void session_cut(SessionRecord& record, std::int64_t length, std::string_view na
   }
   if (length == head.length()) return;
   for (const Settings& layer : head.settings) {
-    if (layer.method != MethodKind::lca || layer.summary != Summary::prompt) continue;
+    if (!summary_waits(layer)) continue;
     fail_input(
         "{}: in summary mode `prompt` earlier groups were scored by later queries, so that a "
         "shorter session would differ; it can only be copied at its {} tokens",
         path_printable(name), head.length());
   }
-  const std::int64_t kept = length > 0 ? length - 1 : 0;
-  if (kept < head.truncate_floor) {
+  const auto marked = [&](std::int64_t position) {
+    return std::ranges::find(record.marks, position, &SavedMark::position);
+  };
+  std::int64_t kept = length > 0 ? length - 1 : 0;
+  if (const auto mark = marked(length); mark != record.marks.end() && !mark->logits.empty()) {
+    kept = length;
+  }
+  const auto mark = marked(kept);
+  if (kept < head.truncate_floor && mark == record.marks.end()) {
     fail_input(
         "{}: what a session of {} tokens needs is condensed or dropped by now: it can be cut to {} "
-        "tokens or more; with --model MODEL the text is read again",
+        "tokens or more, or the model can read the text again",
         path_printable(name), length, std::min(head.length(), head.truncate_floor + 1));
   }
-  head.pending.clear();
-  if (length > 0) head.pending.push_back(head.tokens[static_cast<std::size_t>(kept)]);
-  for (Cache& cache : record.caches) cache.truncate(kept);
-  head.tokens.resize(static_cast<std::size_t>(kept));
-  head.prompt_end = std::min(head.prompt_end, kept);
   head.logits.clear();
+  head.prompt_end = std::min(head.prompt_end, kept);
+  if (mark == record.marks.end()) {
+    for (Cache& cache : record.caches) cache.truncate(kept);
+  } else {
+    for (std::size_t layer = 0; layer < record.caches.size(); ++layer) {
+      if (mark->caches[layer]) {
+        record.caches[layer] = mark->caches[layer]->clone();
+      } else {
+        record.caches[layer].truncate(kept);
+      }
+    }
+    head.logits = mark->logits;
+    head.prompt_end = mark->prompt_end;
+  }
+  if (kept < head.truncate_floor) {
+    head.truncate_floor = 0;
+    for (const Cache& cache : record.caches) {
+      head.truncate_floor = std::max(head.truncate_floor, cache.truncate_floor());
+    }
+  }
+  head.pending.clear();
+  if (kept < length) head.pending.push_back(head.tokens[static_cast<std::size_t>(kept)]);
+  head.tokens.resize(static_cast<std::size_t>(kept));
+  std::erase_if(record.marks, [&](const SavedMark& saved) { return saved.position > kept; });
 }
 
 void session_seal(std::vector<std::byte>& bytes) {

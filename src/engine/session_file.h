@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,15 +16,18 @@
 
 namespace lca {
 
-inline constexpr std::uint32_t kSessionVersion = 1;
+/// The version that is written; version 1, which has no device and no marks, is read too.
+inline constexpr std::uint32_t kSessionVersion = 2;
 
 /// Everything a session file says but the caches.
 struct SessionHead {
+  std::uint32_t version = kSessionVersion;
   std::string program;      ///< version that wrote it
-  std::string fingerprint;  ///< of the model
+  std::string fingerprint;  ///< of the checkpoint and its adapter (version 1: of precision too)
   std::string model;        ///< file or folder name
   std::string architecture;
-  std::string weights;  ///< their storage type
+  std::string weights;         ///< their storage type
+  std::string device = "cpu";  ///< where it was computed
   std::int64_t layers = 0;
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;
@@ -43,13 +47,22 @@ struct SessionHead {
   LayerSpec spec(std::size_t layer) const { return {shape, settings[layer], dtype, scale}; }
 };
 
+/// A position the session can return to.
+struct SavedMark {
+  std::int64_t position = 0;
+  std::int64_t prompt_end = 0;
+  std::vector<float> logits;                 ///< empty: not known
+  std::vector<std::optional<Cache>> caches;  ///< per layer; empty: the layer can be cut back
+};
+
 struct SessionRecord {
   SessionHead head;
   std::vector<Cache> caches;  ///< one per layer
+  std::vector<SavedMark> marks;
 };
 
 /// Writes piece by piece to a temporary file, syncs and renames.
-void session_write(const std::string& path, const SessionHead& head, std::span<const Cache> caches);
+void session_write(const std::string& path, const SessionRecord& record);
 
 /// Reads one and checks all of it: checksum first, then every number against the others. Throws
 /// Error (bad input) that begins with `name`.
@@ -66,8 +79,9 @@ void session_check_settings(const SessionHead& head, const std::vector<Settings>
                             std::string_view name);
 
 /// Cuts a saved session to its first `length` tokens without its model: the last of them becomes
-/// pending, since only the model knows its logits. Throws Error (beginning with `name`) where the
-/// caches cannot be cut so far: the model has to read the text again.
+/// pending, since only the model knows its logits, unless the position is marked. Throws Error
+/// (beginning with `name`) where the caches cannot be cut so far: the model has to read the text
+/// again.
 void session_cut(SessionRecord& record, std::int64_t length, std::string_view name);
 
 /// Rewrites size and checksum, so that a fuzzer gets past them.

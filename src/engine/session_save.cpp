@@ -3,8 +3,11 @@
 #include <lca/session.h>
 #include <lca/version.h>
 
+#include <fmt/ranges.h>
+
 #include <filesystem>
 
+#include "attention/cache_state.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "engine/session_file.h"
@@ -30,6 +33,7 @@ SessionHead head_of(const Session& session) {
   if (model.state().adapter) head.model += " with " + model.state().adapter->name();
   head.architecture = info.architecture;
   head.weights = model_weight_type(model);
+  head.device = info.device;
   head.layers = info.layers;
   head.hidden = info.hidden;
   head.vocabulary = info.vocabulary;
@@ -46,63 +50,107 @@ SessionHead head_of(const Session& session) {
   return head;
 }
 
-/// In the order in which people want to know: another model, another way to compute, other weights.
 void check_model(const SessionHead& head, const Model& model, std::string_view path) {
   const ModelInfo& info = model.info();
   const std::string name = path_printable(path);
   if (head.architecture != info.architecture || head.layers != info.layers ||
       head.hidden != info.hidden || head.vocabulary != info.vocabulary ||
-      head.shape != info.attention) {
-    fail_input(
+      head.shape != info.attention || head.scale != info.softmax_scale) {
+    fail_incompatible(
         "{}: is a session of another model, {} ({}, {} layers of width {}); this one is {}, {} "
         "layers of width {}",
         name, text_printable(head.model), text_printable(head.architecture), head.layers,
         head.hidden, info.architecture, info.layers, info.hidden);
   }
-  if (head.precision != info.precision || head.dtype != model.cache_dtype()) {
-    const std::string_view kept = precision_name(head.precision);
-    fail_input("{}: was computed in {} and the model is loaded in {}; use --precision {}", name,
-               kept, precision_name(info.precision), kept);
-  }
-  if (head.fingerprint != model.fingerprint()) {
-    fail_input(
+  const std::string expected = head.version > 1
+                                   ? model.fingerprint()
+                                   : fingerprint_version1(model, head.precision, head.dtype);
+  if (head.fingerprint != expected) {
+    fail_incompatible(
         "{}: is a session of a model with other weights, {} ({}); take that one, with the adapter "
-        "and the flags it was loaded with, or start a new session",
+        "it was loaded with, or start a new session",
         name, text_printable(head.model), text_printable(head.weights));
   }
+}
+
+/// What differs from how the session was computed, in words; empty: nothing.
+std::string difference(const SessionHead& head, const Model& model) {
+  const ModelInfo& info = model.info();
+  std::vector<std::string> parts;
+  const auto compare = [&](std::string_view what, std::string_view was, std::string_view is) {
+    if (was != is) parts.push_back(fmt::format("{} {} instead of {}", what, is, text_printable(was)));
+  };
+  compare("precision", precision_name(head.precision), precision_name(info.precision));
+  compare("cache type", dtype_name(head.dtype), dtype_name(model.cache_dtype()));
+  compare("weights", head.weights, model_weight_type(model));
+  compare("device", head.device, info.device);
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+void convert(SessionRecord& record, DType dtype) {
+  if (record.head.dtype == dtype) return;
+  for (Cache& cache : record.caches) cache = cache_converted(cache, dtype);
+  for (SavedMark& mark : record.marks) {
+    for (std::size_t layer = 0; layer < mark.caches.size(); ++layer) {
+      if (!mark.caches[layer]) continue;
+      // Its representatives are those of the whole cache again.
+      const Cache own = cache_converted(*mark.caches[layer], dtype);
+      mark.caches[layer] = cache_mark_load(cache_mark_save(own), record.caches[layer]);
+    }
+  }
+  record.head.dtype = dtype;
 }
 
 }  // namespace
 
 void Session::save(const std::string& path) const {
-  if (state_->broken) {
-    fail_internal("{}: is not saved: the session stopped in the middle of a step", path_printable(path));
-  }
-  session_write(path, head_of(*this), state_->caches);
+  guarded([&] {
+    SessionRecord record;
+    record.head = head_of(*this);
+    record.caches = state_->caches->to_host();
+    const bool useful = state_->rotates_as_short(length());
+    for (const SessionMark& mark : state_->marks) {
+      if (!useful) break;
+      record.marks.push_back({mark.position(), mark.prompt_end, mark.logits,
+                              state_->caches->mark_to_host(*mark.caches)});
+    }
+    session_write(path, record);
+  });
 }
 
 Session Session::load(std::shared_ptr<const Model> model, Context& context, const std::string& path,
                       const SessionOptions& options) {
-  return session_resume(session_read(path), std::move(model), context, options, path);
+  return guarded([&] {
+    return session_resume(session_read(path), std::move(model), context, options, path);
+  });
 }
 
 Session session_resume(SessionRecord record, std::shared_ptr<const Model> model, Context& context,
                        const SessionOptions& options, std::string_view name) {
   check_model(record.head, *model, name);
   session_check_settings(record.head, options.settings, name);
-  Session session(std::move(model), context, {record.head.settings, options.chunk});
+  std::string changed = difference(record.head, *model);
+  convert(record, model->cache_dtype());
+  Session session(std::move(model), context, {record.head.settings, options.chunk, options.marks});
   Session::State& state = session.state();
-  for (std::size_t layer = 0; layer < record.caches.size(); ++layer) {
-    if (record.caches[layer].spec() != state.caches[layer].spec()) {
-      fail_input("{}: is a session of another model: the caches of layer {} differ",
-                 path_printable(name), layer);
-    }
-  }
-  state.caches = std::move(record.caches);
+  state.caches = state.model->state().backend->caches_load(std::move(record.caches));
   state.tokens = std::move(record.head.tokens);
   state.pending = std::move(record.head.pending);
   state.logits = std::move(record.head.logits);
   state.prompt_end = record.head.prompt_end;
+  for (SavedMark& mark : record.marks) {
+    state.marks.push_back({state.caches->mark_from_host(mark.position, std::move(mark.caches)),
+                           std::move(mark.logits), mark.prompt_end});
+  }
+  if (state.marks.size() > state.most_marks) {
+    state.marks.erase(state.marks.begin(),
+                      state.marks.end() - static_cast<std::ptrdiff_t>(state.most_marks));
+  }
+  if (!changed.empty()) {
+    state.notices.push_back(
+        fmt::format("{}: goes on with {}: the text may differ from what it would have been",
+                    path_printable(name), changed));
+  }
   return session;
 }
 

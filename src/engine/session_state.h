@@ -7,43 +7,55 @@
 #include <span>
 #include <vector>
 
-#include "models/decoder.h"
+#include "models/sequence.h"
 
 namespace lca {
+
+/// A position a session can return to.
+struct SessionMark {
+  std::shared_ptr<const SequenceMark> caches;  ///< forks hold it too
+  std::vector<float> logits;    ///< after its last token; empty: not known
+  std::int64_t prompt_end = 0;  ///< as it was then
+
+  std::int64_t position() const { return caches->position(); }
+};
 
 struct Session::State {
   std::shared_ptr<const Model> model;
   Context* context = nullptr;
   std::int64_t chunk = 0;
+  std::size_t most_marks = 8;
   std::vector<Settings> settings;  ///< one per layer
   bool layer_by_layer = false;     ///< some layer's summary waits for the prompt's end
-  std::vector<Cache> caches;       ///< one per layer
+  std::unique_ptr<SequenceCaches> caches;
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> pending;  ///< tokens still to be read, kept for whoever goes on
   std::int64_t prompt_end = 0;        ///< tokens up to the end of the last prompt; a reply follows
-  Activations activations;
   std::vector<float> logits;
-  FloatBuffer logit_rows;
-  bool broken = false;  ///< a pass stopped between layers: caches disagree
+  std::vector<SessionMark> marks;  ///< in the order in which they were made
+  std::vector<std::string> notices;
 
-  std::vector<Cache> empty_caches() const;
-  /// Throws Error where the session cannot go on, or a token is not in the vocabulary.
+  std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
+  std::unique_ptr<SequenceCaches> empty_caches() const;
+  /// Throws Error where a token is not in the vocabulary, or there is none.
   void check(std::span<const std::int32_t> run) const;
-  /// Throws Error where the model's file was cut short during a step: its results are dropped.
-  void require_intact();
-  SequenceRun sequence(std::span<const std::int32_t> run, std::int64_t rope_length) {
-    return {caches, run, static_cast<std::int64_t>(tokens.size()), rope_length};
-  }
-  /// Passes one chunk through all layers.
-  void advance(std::span<const std::int32_t> run, std::int64_t rope_length);
-  /// Hands out the logits of `rows` hidden states whose first is position `first`, and keeps those
-  /// of the last.
-  void emit(const float* hidden, std::int64_t first, std::int64_t rows, const LogitsSink& sink);
-  /// Gives the memory of many rows back: later steps need one.
-  void shrink() {
-    activations = {};
-    logit_rows = {};
-  }
+  const SessionMark* mark_at(std::int64_t position) const;
+  /// The last mark at or before a position; null: none.
+  const SessionMark* mark_before(std::int64_t position) const;
+  /// Whether a mark there is of use at the present length.
+  bool can_rewind_to(std::int64_t position) const;
+  void drop_marks_after(std::int64_t position);
+  /// Cuts to a length that caches or a mark allow.
+  void cut(std::int64_t length);
+  /// Whether positions of a session of this length are rotated as those of a short one. Keys beyond
+  /// that depend on the length of the prompt they came with, and a shorter session would hold
+  /// others.
+  bool rotates_as_short(std::int64_t length) const;
 };
+
+/// One entry per layer: the options' settings, or the model's.
+std::vector<Settings> settings_per_layer(const Model& model, const SessionOptions& options);
+LayerSpec layer_spec(const Model& model, const Settings& settings);
+bool waits_for_prompt(std::span<const Settings> settings);
 
 }  // namespace lca

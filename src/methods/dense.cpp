@@ -1,5 +1,6 @@
 // Every token stays, every query sees all before it.
 
+#include "core/context_state.h"
 #include "methods/methods.h"
 
 namespace lca {
@@ -12,12 +13,14 @@ class Dense final : public Method {
 
   void take(Context& context, const LayerWeights& weights, std::span<const Run> runs,
             bool) const override {
+    const ContextUse use(context);
     runs_check(weights, runs, MethodKind::dense);
     runs_append(context, runs);
   }
 
   void attend(Context& context, const LayerWeights& weights, std::span<const Run> runs,
               std::span<const std::int64_t> first) const override {
+    const ContextUse use(context);
     runs_check(weights, runs, MethodKind::dense);
     runs_attend(context, weights, runs, first);
   }

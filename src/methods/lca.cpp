@@ -4,6 +4,7 @@
 
 #include "attention/cache_state.h"
 #include "attention/condense.h"
+#include "core/context_state.h"
 #include "core/error.h"
 #include "methods/methods.h"
 
@@ -17,6 +18,7 @@ class Lca final : public Method {
 
   void take(Context& context, const LayerWeights& weights, std::span<const Run> runs,
             bool prompt_ends) const override {
+    const ContextUse use(context);
     runs_check(weights, runs, MethodKind::lca);
     for (const Run& run : runs) check_query_count(run);
     runs_append(context, runs);
@@ -35,6 +37,7 @@ class Lca final : public Method {
 
   void attend(Context& context, const LayerWeights& weights, std::span<const Run> runs,
               std::span<const std::int64_t> first) const override {
+    const ContextUse use(context);
     runs_check(weights, runs, MethodKind::lca);
     for (const Run& run : runs) {
       if (run.cache->state().prompt_open) {

@@ -6,6 +6,7 @@
 #include "attention/attend.h"
 #include "attention/cache_state.h"
 #include "attention/condense.h"
+#include "core/context_state.h"
 #include "core/error.h"
 #include "methods/methods.h"
 
@@ -13,6 +14,7 @@ namespace lca {
 
 void Method::forward(Context& context, const LayerWeights& weights,
                      std::span<const Run> runs) const {
+  const ContextUse use(context);
   // A batch of many goes in pieces: what a piece needs then lies on the stack.
   constexpr std::size_t kPiece = 32;
   std::array<std::int64_t, kPiece> first{};

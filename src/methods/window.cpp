@@ -2,6 +2,7 @@
 // pattern, as a baseline (mechanism §5).
 
 #include "attention/cache_state.h"
+#include "core/context_state.h"
 #include "methods/methods.h"
 
 namespace lca {
@@ -14,12 +15,14 @@ class Window final : public Method {
 
   void take(Context& context, const LayerWeights& weights, std::span<const Run> runs,
             bool) const override {
+    const ContextUse use(context);
     runs_check(weights, runs, MethodKind::window);
     runs_append(context, runs);
   }
 
   void attend(Context& context, const LayerWeights& weights, std::span<const Run> runs,
               std::span<const std::int64_t> first) const override {
+    const ContextUse use(context);
     runs_check(weights, runs, MethodKind::window);
     runs_attend(context, weights, runs, first);
   }

@@ -138,8 +138,7 @@ void matrices_visit(const DecoderWeights& weights, const Visit& visit) {
   }
 }
 
-std::string fingerprint_of(const Model::State& state) {
-  Digest digest;
+void add_checkpoint(Digest& digest, const Model::State& state) {
   add_config(digest, state.config());
   for (const StoredTensor& tensor : state.checkpoint.tensors()) {
     digest.add_text(tensor.name);
@@ -155,19 +154,30 @@ std::string fingerprint_of(const Model::State& state) {
       digest.add_value(pair.scale);
     }
   }
-  // Weights may be kept in another type than the file's.
-  matrices_visit(state.weights, [&](const PackedMatrix& matrix) { digest.add_value(matrix.type); });
-  digest.add_value(state.product);
-  digest.add_value(state.cache_dtype);
-  state.require_intact();
-  return digest.text();
 }
 
 }  // namespace
 
 const std::string& Model::fingerprint() const {
-  std::call_once(state_->fingerprinted, [this] { state_->fingerprint = fingerprint_of(*state_); });
+  std::call_once(state_->fingerprinted, [this] {
+    Digest digest;
+    add_checkpoint(digest, *state_);
+    state_->require_intact();
+    state_->fingerprint = digest.text();
+  });
   return state_->fingerprint;
+}
+
+std::string fingerprint_version1(const Model& model, Precision precision, DType dtype) {
+  const Model::State& state = model.state();
+  Digest digest;
+  add_checkpoint(digest, state);
+  // Weights may be kept in another type than the file's.
+  matrices_visit(state.weights, [&](const PackedMatrix& matrix) { digest.add_value(matrix.type); });
+  digest.add_value(precision == Precision::bf16 ? ProductType::bf16 : ProductType::f32);
+  digest.add_value(dtype);
+  state.require_intact();
+  return digest.text();
 }
 
 std::string model_weight_type(const Model& model) {

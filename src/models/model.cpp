@@ -4,6 +4,7 @@
 
 #include "core/file.h"
 #include "models/arrange.h"
+#include "models/cpu/cpu_backend.h"
 #include "models/model_state.h"
 #include "models/weight_packing.h"
 #include "ops/matmul.h"
@@ -65,6 +66,7 @@ std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
     state->settings.assign(static_cast<std::size_t>(layers), settings_preset("training-free"));
   }
   state->info = model_info(*state, options.weights);
+  state->backend = cpu_backend(*state);
   return std::shared_ptr<const Model>(new Model(std::move(state)));
 }
 

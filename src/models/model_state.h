@@ -10,6 +10,7 @@
 
 #include "formats/adapter.h"
 #include "formats/checkpoint.h"
+#include "models/backend.h"
 #include "models/rope.h"
 #include "models/weights.h"
 
@@ -26,6 +27,7 @@ struct Model::State {
   DType cache_dtype = DType::f32;
   ModelInfo info;
   std::vector<Settings> settings;  // one per layer
+  std::unique_ptr<ModelBackend> backend;
   mutable std::once_flag fingerprinted;
   mutable std::string fingerprint;
 

@@ -39,6 +39,12 @@ struct Linear {
 void linear(Context& context, const Linear& layer, ProductType type, const float* x,
             std::int64_t rows, float* out);
 
+/// The same for the rows of several runs, one after another: each run gets bit for bit what it gets
+/// alone. Which product a run takes (packed blocks or unpacked panels) depends on its own length,
+/// and a weight is read once for all.
+void linear(Context& context, const Linear& layer, ProductType type, const float* x,
+            std::span<const std::int64_t> runs, float* out);
+
 /// One of several layers that read the same activations.
 struct LinearCall {
   const Linear* layer = nullptr;
@@ -50,6 +56,6 @@ inline constexpr std::size_t kLargestGroup = 16;
 /// The same for up to kLargestGroup layers of equal width in(): activations are rounded once and
 /// the work is shared out once.
 void linear_group(Context& context, std::span<const LinearCall> calls, ProductType type,
-                  const float* x, std::int64_t rows);
+                  const float* x, std::span<const std::int64_t> runs);
 
 }  // namespace lca

@@ -73,13 +73,11 @@ inline void cache_exercise(const Cache& cache) {
   cache_require(again.length() == cache.length());
   cache_require(again.groups() == cache.groups());
   cache_require(again.bytes() == cache.bytes());
-  if (cache.groups() > 0) {
-    const Entries representatives = cache.representatives();
-    cache_touch(representatives.semantic);
-    cache_touch(representatives.positional);
-    for (std::int64_t j = 0; j < cache.groups(); ++j) {
-      for (std::int64_t kv = 0; kv < cache.spec().shape.kv_heads; ++kv) (void)cache.bias(j, kv);
-    }
+  for (std::int64_t j = 0; j < cache.groups(); ++j) {
+    const Entries representative = cache.representative(j);
+    cache_touch(representative.semantic);
+    cache_touch(representative.positional);
+    for (std::int64_t kv = 0; kv < cache.spec().shape.kv_heads; ++kv) (void)cache.bias(j, kv);
   }
 
   Cache copy = cache.clone();

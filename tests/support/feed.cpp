@@ -69,12 +69,13 @@ Outcome Feed::outcome() const {
   outcome.groups = cache.groups();
   outcome.out = out;
   outcome.lse = lse;
-  if (outcome.groups > 0) {
-    const Entries representatives = cache.representatives();
-    outcome.rep_semantic = read_values(representatives.semantic);
-    outcome.rep_positional = read_values(representatives.positional);
-  }
+  const auto append = [](std::vector<float>& to, const ConstTensor& from) {
+    const std::vector<float> values = read_values(from);
+    to.insert(to.end(), values.begin(), values.end());
+  };
   for (std::int64_t j = 0; j < outcome.groups; ++j) {
+    append(outcome.rep_semantic, cache.representative(j).semantic);
+    append(outcome.rep_positional, cache.representative(j).positional);
     for (std::int64_t kv = 0; kv < source.spec.shape.kv_heads; ++kv) {
       outcome.rep_bias.push_back(cache.bias(j, kv));
     }

@@ -51,9 +51,9 @@ struct QueryMemory {
   }
 };
 
-/// Bytes of one block of rows, of either dtype.
+/// Bytes of one block of rows, of either dtype, and of their biases.
 std::int64_t gather_bytes(const AttentionShape& shape) {
-  return kRowBlock * shape.kv_heads * (shape.d_semantic() + shape.d_positional()) *
+  return kRowBlock * shape.kv_heads * (shape.d_semantic() + shape.d_positional() + 1) *
          static_cast<std::int64_t>(sizeof(float));
 }
 
@@ -204,13 +204,11 @@ class Decode {
     rows_begin(heads);
 
     const Visible seen = state.layout.visible(query.position);
-    const std::int64_t share = (seen.pairs() + query.splits - 1) / query.splits;
+    // Whole blocks: representatives then fall into the same blocks in every split.
+    const std::int64_t even = (seen.pairs() + query.splits - 1) / query.splits;
+    const std::int64_t share = (even + kRowBlock - 1) / kRowBlock * kRowBlock;
     Range rest{task.split * share, std::min(seen.pairs(), (task.split + 1) * share)};
-    const Range groups = cut(rest, seen.groups);
-    if (groups.size() > 0) {
-      rows_attend(heads, span(state, state.view(state.groups, groups.begin, groups.size()),
-                              bias(state, groups.begin)));
-    }
+    attend_groups(heads, state, cut(rest, seen.groups), worker);
     rest = {rest.begin - seen.groups, rest.end - seen.groups};
     attend_tokens(heads, state, seen, cut(rest, seen.sink.size() + seen.window.size()), worker);
   }
@@ -218,6 +216,46 @@ class Decode {
   static Range cut(const Range& range, std::int64_t count) {
     return {std::clamp<std::int64_t>(range.begin, 0, count),
             std::clamp<std::int64_t>(range.end, 0, count)};
+  }
+
+  /// Representatives [part.begin, part.end), which begins with a whole block. Blocks fall where they
+  /// would if all lay in one piece, however the pages are cut: a fork computes what its original
+  /// would.
+  void attend_groups(const RowHeads& heads, const Cache::State& state, const Range& part,
+                     int worker) {
+    std::int64_t at = part.begin;
+    while (at < part.end) {
+      const std::int64_t left = part.end - at;
+      std::int64_t count = std::min(left, state.groups.contiguous(at));
+      if (count < left) count = count / kRowBlock * kRowBlock;
+      if (count > 0) {
+        rows_attend(heads, span(state, state.groups_view(at, count), bias(state, at)));
+      } else {
+        count = std::min(left, kRowBlock);
+        rows_attend(heads, gather_groups(state, at, count, worker));
+      }
+      at += count;
+    }
+  }
+
+  /// A block that spans two pages, copied together.
+  RowSpan gather_groups(const Cache::State& state, std::int64_t first, std::int64_t count,
+                        int worker) const {
+    RowSpan span = gather_rows(count, worker, [&](std::int64_t i) {
+      return state.groups_view(first + i, 1);
+    });
+    const Bias one = bias(state, first);
+    span.bias = one.first;
+    span.bias_stride = one.stride;
+    if (one.stride > 0) {
+      auto* to = reinterpret_cast<float*>(gathered_ + (worker + 1) * gather_bytes(shape_)) -
+                 kRowBlock * shape_.kv_heads;
+      for (std::int64_t i = 0; i < count; ++i) {
+        std::copy_n(state.groups.bias(first + i), shape_.kv_heads, to + i * shape_.kv_heads);
+      }
+      span.bias = to;
+    }
+    return span;
   }
 
   /// Tokens [part.begin, part.end) of those the query sees, sink and window counted as one row of
@@ -246,23 +284,29 @@ class Decode {
   /// The block in which sink and window meet, copied together.
   RowSpan gather(const Cache::State& state, std::int64_t first, std::int64_t sink,
                  std::int64_t window, std::int64_t count, int worker) const {
+    return gather_rows(count, worker, [&](std::int64_t i) {
+      const std::int64_t at = first + i;
+      return at < sink ? state.view(state.sink, at, 1)
+                       : state.view(state.window, window + at - sink, 1);
+    });
+  }
+
+  /// Copies `count` rows, each of which `row` hands out, into the worker's block.
+  template <typename Row>
+  RowSpan gather_rows(std::int64_t count, int worker, const Row& row) const {
     std::byte* to = gathered_ + worker * gather_bytes(shape_);
-    const auto copy = [&](bool semantic) {
+    const auto copy = [&](ConstTensor Entries::*part, std::int64_t width) {
       const std::byte* begin = to;
       const std::size_t bytes =
-          static_cast<std::size_t>(shape_.kv_heads *
-                                   (semantic ? shape_.d_semantic() : shape_.d_positional())) *
-          dtype_bytes(spec_.dtype);
-      for (std::int64_t i = first; i < first + count; ++i, to += bytes) {
-        const Entries row = i < sink ? state.view(state.sink, i, 1)
-                                     : state.view(state.window, window + i - sink, 1);
-        std::memcpy(to, (semantic ? row.semantic : row.positional).row(0, 0), bytes);
+          static_cast<std::size_t>(shape_.kv_heads * width) * dtype_bytes(spec_.dtype);
+      for (std::int64_t i = 0; i < count; ++i, to += bytes) {
+        std::memcpy(to, (row(i).*part).row(0, 0), bytes);
       }
       return begin;
     };
     RowSpan span;
-    span.semantic = copy(true);
-    span.positional = copy(false);
+    span.semantic = copy(&Entries::semantic, shape_.d_semantic());
+    span.positional = copy(&Entries::positional, shape_.d_positional());
     span.semantic_stride = shape_.kv_heads * shape_.d_semantic();
     span.positional_stride = shape_.kv_heads * shape_.d_positional();
     span.dtype = spec_.dtype;
@@ -273,7 +317,7 @@ class Decode {
   Bias bias(const Cache::State& state, std::int64_t group) const {
     switch (spec_.settings.mass) {
       case Mass::score:
-        return {reinterpret_cast<const float*>(state.bias.row(group)), shape_.kv_heads};
+        return {state.groups.bias(group), shape_.kv_heads};
       case Mass::count:
         return {&log_group_, 0};
       case Mass::none:

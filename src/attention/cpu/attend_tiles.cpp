@@ -63,7 +63,7 @@ struct SharedMemory {
   struct Worker {
     float* tile;
     float* rebuild;
-    std::byte* rows;  ///< [kChunk][d_semantic] where sink and window meet
+    std::byte* rows;  ///< [kChunk][d_semantic], for gathered rows
   };
   std::uint32_t *w_uk, *w_uv;
   std::vector<Worker> workers;
@@ -180,7 +180,8 @@ class Prefill {
     return chunk.groups ? memory_[chunk.run].groups : memory_[chunk.run].tokens;
   }
 
-  /// Rows of the chunk in one piece: where they lie, or gathered where sink and window meet.
+  /// Rows of the chunk in one piece: where they lie, or gathered where sink and window meet or a
+  /// page of representatives ends.
   ConstTensor gather(const ChunkTask& chunk, int worker, bool semantic, std::int64_t kv) {
     const Cache::State& state = runs_[chunk.run].cache->state();
     const auto part = [&](const Entries& entries) {
@@ -189,14 +190,19 @@ class Prefill {
       rows.shape[1] = 1;
       return rows;
     };
-    if (chunk.groups) return part(state.view(state.groups, chunk.first, chunk.count));
-    if (const auto rows = state.rows_at(chunk.first, chunk.count)) return part(*rows);
+    if (chunk.groups && state.groups.contiguous(chunk.first) >= chunk.count) {
+      return part(state.groups_view(chunk.first, chunk.count));
+    }
+    if (!chunk.groups) {
+      if (const auto rows = state.rows_at(chunk.first, chunk.count)) return part(*rows);
+    }
     std::byte* to = shared_->workers[static_cast<std::size_t>(worker)].rows;
     const std::int64_t width = semantic ? shape_.d_semantic() : shape_.d_positional();
     const std::size_t bytes = static_cast<std::size_t>(width) * dtype_bytes(spec_.dtype);
     for (std::int64_t i = 0; i < chunk.count; ++i) {
-      std::memcpy(to + static_cast<std::size_t>(i) * bytes,
-                  part(*state.rows_at(chunk.first + i, 1)).data, bytes);
+      const Entries row = chunk.groups ? state.groups_view(chunk.first + i, 1)
+                                       : *state.rows_at(chunk.first + i, 1);
+      std::memcpy(to + static_cast<std::size_t>(i) * bytes, part(row).data, bytes);
     }
     return ConstTensor(to, spec_.dtype, {chunk.count, 1, width});
   }

@@ -209,11 +209,11 @@ class Batch {
     float* positional = semantic + shape_.d_semantic();
     pool_rows(spec_.settings.semantic_pool, group.semantic, kv, best, alpha, semantic);
     pool_rows(spec_.settings.positional_pool, group.positional, kv, best, alpha, positional);
-    store(semantic, shape_.d_semantic(), kv, state_.groups.semantic.row(j));
-    store(positional, shape_.d_positional(), kv, state_.groups.positional.row(j));
+    store(semantic, shape_.d_semantic(), kv, state_.groups.semantic(j));
+    store(positional, shape_.d_positional(), kv, state_.groups.positional(j));
     if (spec_.settings.mass == Mass::score) {
       const float own = score(summary, kv, semantic, positional, DType::f32);
-      reinterpret_cast<float*>(state_.bias.row(j))[kv] = top + std::log(sum) - own;
+      state_.groups.bias(j)[kv] = top + std::log(sum) - own;
     }
   }
 
@@ -272,7 +272,7 @@ void condense(Context& context, const LayerWeights& weights, std::span<const Run
     const std::int64_t before = state.groups.rows();
     const std::int64_t after = state.layout.groups(state.length);
     if (after <= before) continue;
-    state.add_groups(after - before);
+    state.groups.grow(after - before);
     const std::int64_t batch = batch_groups(state.spec.settings);
     for (std::int64_t j = before; j < after; j += batch) {
       tasks.push_back({i, j, std::min(batch, after - j)});

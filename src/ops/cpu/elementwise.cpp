@@ -59,13 +59,20 @@ void SwigluPiece(float* gate, const float* up, std::int64_t count) {
   const auto one = hn::Set(d, 1.0F);
   // Beyond this the exponential would overflow, and the gate is closed to the last bit anyway.
   const auto most = hn::Set(d, 88.0F);
-  std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const auto g = hn::LoadU(d, gate + i);
+  const auto vector = [&](float* to, const float* other) HWY_ATTR {
+    const auto g = hn::LoadU(d, to);
     const auto silu = hn::Div(g, hn::Add(one, hn::Exp(d, hn::Min(hn::Neg(g), most))));
-    hn::StoreU(hn::Mul(silu, hn::LoadU(d, up + i)), d, gate + i);
-  }
-  for (; i < count; ++i) gate[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];
+    hn::StoreU(hn::Mul(silu, hn::LoadU(d, other)), d, to);
+  };
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) vector(gate + i, up + i);
+  if (i == count) return;
+  // The same arithmetic for the rest: where a row ends must not change its values.
+  HWY_ALIGN float rest[2][hn::MaxLanes(d)] = {};
+  std::copy(gate + i, gate + count, rest[0]);
+  std::copy(up + i, up + count, rest[1]);
+  vector(rest[0], rest[1]);
+  std::copy(rest[0], rest[0] + (count - i), gate + i);
 }
 
 void AddScaledPiece(float factor, const float* x, std::int64_t count, float* y) {

@@ -1,4 +1,4 @@
-#include "models/experts.h"
+#include "models/cpu/experts.h"
 
 #include <algorithm>
 #include <array>
@@ -12,14 +12,16 @@
 namespace lca {
 
 void feed_forward(Context& context, const FeedForwardWeights& weights, ProductType type,
-                  Activations& activations, const float* x, std::int64_t rows, float* out) {
+                  Activations& activations, const float* x, std::span<const std::int64_t> runs,
+                  float* out) {
+  const std::int64_t rows = std::accumulate(runs.begin(), runs.end(), std::int64_t{0});
   const std::int64_t width = weights.gate.out();
   float* gate = activations.gate.prepare(rows * width);
   float* up = activations.up.prepare(rows * width);
   const LinearCall calls[] = {{&weights.gate, gate}, {&weights.up, up}};
-  linear_group(context, calls, type, x, rows);
+  linear_group(context, calls, type, x, runs);
   swiglu(context, gate, up, rows * width);
-  linear(context, weights.down, type, gate, rows, out);
+  linear(context, weights.down, type, gate, runs, out);
 }
 
 namespace {
@@ -105,6 +107,7 @@ void experts_of_one(Context& context, const DecoderLayer& layer, ProductType typ
   float* result = activations.expert.prepare(hidden);
   constexpr std::int64_t kAtOnce = kLargestGroup / 2;
   std::array<LinearCall, kLargestGroup> calls;
+  const std::int64_t one = 1;
   for (std::int64_t first = 0; first < count; first += kAtOnce) {
     std::size_t used = 0;
     for (std::int64_t i = first; i < std::min(count, first + kAtOnce); ++i) {
@@ -113,7 +116,7 @@ void experts_of_one(Context& context, const DecoderLayer& layer, ProductType typ
       calls[used++] = {&expert.gate, gate + i * width};
       calls[used++] = {&expert.up, up + i * width};
     }
-    linear_group(context, std::span(calls).first(used), type, x, 1);
+    linear_group(context, std::span(calls).first(used), type, x, {&one, 1});
   }
   swiglu(context, gate, up, count * width);
   for (std::int64_t i = 0; i < count; ++i) {
@@ -146,19 +149,42 @@ void sort_visits(const ExpertConfig& config, std::int64_t rows, Activations& act
   begin[0] = 0;
 }
 
+/// How many of an expert's visits come from each run, runs without any left out: the expert's
+/// products then are those that each run alone would take.
+std::span<const std::int64_t> visit_runs(std::span<const ExpertVisit> visits,
+                                         std::span<const std::int64_t> runs,
+                                         Activations& activations) {
+  std::vector<std::int64_t>& counts = activations.visit_runs;
+  counts.clear();
+  std::size_t run = 0;
+  std::int64_t end = runs[0];
+  std::int64_t count = 0;
+  for (const ExpertVisit& visit : visits) {
+    while (visit.row >= end) {
+      if (count > 0) counts.push_back(count);
+      count = 0;
+      end += runs[++run];
+    }
+    ++count;
+  }
+  counts.push_back(count);
+  return counts;
+}
+
 }  // namespace
 
 void experts_forward(Context& context, const DecoderLayer& layer, const ExpertConfig& config,
-                     ProductType type, Activations& activations, const float* x, std::int64_t rows,
-                     float* out) {
+                     ProductType type, Activations& activations, const float* x,
+                     std::span<const std::int64_t> runs, float* out) {
+  const std::int64_t rows = std::accumulate(runs.begin(), runs.end(), std::int64_t{0});
   const std::int64_t hidden = layer.router.in();
   float* logits = activations.router.prepare(rows * config.count);
-  linear(context, layer.router, ProductType::f32, x, rows, logits);
+  linear(context, layer.router, ProductType::f32, x, runs, logits);
 
   if (layer.feed_forward.gate.empty()) {
     std::fill_n(out, rows * hidden, 0.0F);
   } else {
-    feed_forward(context, layer.feed_forward, type, activations, x, rows, out);
+    feed_forward(context, layer.feed_forward, type, activations, x, runs, out);
   }
 
   const auto per_token = static_cast<std::size_t>(config.per_token);
@@ -185,8 +211,8 @@ void experts_forward(Context& context, const DecoderLayer& layer, const ExpertCo
       std::memcpy(gathered + static_cast<std::int64_t>(i) * hidden, x + visits[i].row * hidden,
                   copied);
     }
-    feed_forward(context, layer.experts[e], type, activations, gathered, std::ssize(visits),
-                 result);
+    feed_forward(context, layer.experts[e], type, activations, gathered,
+                 visit_runs(visits, runs, activations), result);
     for (std::size_t i = 0; i < visits.size(); ++i) {
       add_scaled(context, visits[i].weight, result + static_cast<std::int64_t>(i) * hidden, hidden,
                  out + visits[i].row * hidden);

@@ -1,0 +1,34 @@
+#pragma once
+/// A model on one kind of device: the caches it makes, and the stages that run its layers.
+
+#include <lca/context.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "models/sequence.h"
+#include "models/stages.h"
+
+namespace lca {
+
+class ModelBackend {
+ public:
+  virtual ~ModelBackend() = default;
+
+  /// Empty caches, one per layer.
+  virtual std::unique_ptr<SequenceCaches> caches_open(std::span<const LayerSpec> layers) const = 0;
+  /// Caches that were saved, or come from another device.
+  virtual std::unique_ptr<SequenceCaches> caches_load(std::vector<Cache> caches) const = 0;
+  /// The stages of one step; valid until the context runs another. Allocates nothing after the first
+  /// step of a context.
+  virtual Stages& stages(Context& context) const = 0;
+  /// Frees what a step of many rows left in the context.
+  virtual void trim(Context& context) const = 0;
+  /// Most bytes that a step of `rows` tokens holds in activations.
+  virtual std::size_t activation_bytes(std::int64_t rows) const = 0;
+};
+
+}  // namespace lca
