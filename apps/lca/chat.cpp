@@ -1,6 +1,5 @@
 /// `lca chat`: a conversation, turn by turn.
 
-#include "engine/chat.h"
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -9,6 +8,8 @@
 #include "reply.h"
 #include "session_keeper.h"
 #include "terminal.h"
+
+#include <lca/chat.h>
 
 #include <fmt/format.h>
 
@@ -61,7 +62,7 @@ std::optional<std::string> line_read() {
 class Chat {
  public:
   Chat(const Flags& flags, std::shared_ptr<const Model> model, const Tokenizer& tokenizer,
-       const ChatWriter& writer, GenerateOptions options, SessionKeeper& keeper)
+       const ChatTemplate& writer, GenerateOptions options, SessionKeeper& keeper)
       : flags_(flags),
         model_(std::move(model)),
         tokenizer_(tokenizer),
@@ -178,7 +179,7 @@ class Chat {
   const Flags& flags_;
   std::shared_ptr<const Model> model_;
   const Tokenizer& tokenizer_;
-  const ChatWriter& writer_;
+  const ChatTemplate& writer_;
   GenerateOptions options_;
   SessionKeeper& keeper_;
   Context context_;
@@ -195,7 +196,7 @@ void run(const Flags& flags) {
   system_check(flags.system, keeper);
   const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
   const Tokenizer tokenizer = checkpoint.tokenizer();
-  const std::unique_ptr<ChatWriter> writer = chat_writer(checkpoint, tokenizer, flags.format);
+  const std::unique_ptr<ChatTemplate> writer = chat_writer(checkpoint, tokenizer, flags.format);
   GenerateOptions options = flags.reply.read(reply_end_tokens(checkpoint, writer.get()));
   const std::shared_ptr<const Model> model = flags.model.load();
   if (stdin_is_terminal()) {

@@ -3,12 +3,13 @@
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
-#include "engine/chat.h"
 #include "interrupt.h"
 #include "machine.h"
 #include "model_flags.h"
 #include "reply.h"
 #include "terminal.h"
+
+#include <lca/chat.h>
 
 #include <fmt/format.h>
 
@@ -107,7 +108,7 @@ void run(const Flags& flags) {
   }
   const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
   const Tokenizer tokenizer = checkpoint.tokenizer();
-  const std::unique_ptr<ChatWriter> writer = chat_writer(checkpoint, tokenizer, TextFlag{});
+  const std::unique_ptr<ChatTemplate> writer = chat_writer(checkpoint, tokenizer, TextFlag{});
   const GenerateOptions generate = flags.reply.read(reply_end_tokens(checkpoint, writer.get()));
   const std::array message = {
       ChatMessage{ChatMessage::Role::user,

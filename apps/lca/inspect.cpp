@@ -3,12 +3,12 @@
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
-#include "engine/chat.h"
 #include "model_flags.h"
 #include "models/weight_packing.h"
 #include "terminal.h"
 
 #include <lca/cache.h>
+#include <lca/chat.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

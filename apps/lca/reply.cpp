@@ -61,21 +61,27 @@ void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info) {
   }
 }
 
-std::unique_ptr<ChatWriter> chat_writer(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
-                                        const TextFlag& flag) {
+std::unique_ptr<ChatTemplate> chat_writer(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                                          const TextFlag& flag) {
   const std::string chat_template = checkpoint.chat_template();
-  const ChatFormat format =
-      flag.given()
-          ? chat_format_parse(flag.text)
-          : chat_format_detect(chat_template, architecture_name(checkpoint.config().architecture));
-  return std::make_unique<ChatWriter>(tokenizer, format, chat_template);
+  try {
+    const ChatFormat format =
+        flag.given() ? chat_format_parse(flag.text)
+                     : chat_format_detect(chat_template,
+                                          architecture_name(checkpoint.config().architecture));
+    return std::make_unique<ChatTemplate>(tokenizer, format, chat_template);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::incompatible) throw;
+    fail_incompatible("{} (--chat-format)", error.what());
+  }
 }
 
 std::string chat_format_placeholder() {
   return fmt::format("{}", fmt::join(chat_format_names(), "|"));
 }
 
-std::vector<std::int32_t> reply_end_tokens(const Checkpoint& checkpoint, const ChatWriter* writer) {
+std::vector<std::int32_t> reply_end_tokens(const Checkpoint& checkpoint,
+                                           const ChatTemplate* writer) {
   std::vector<std::int32_t> tokens = checkpoint.end_tokens();
   if (writer == nullptr) return tokens;
   tokens.insert(tokens.end(), writer->end_tokens().begin(), writer->end_tokens().end());

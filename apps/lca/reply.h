@@ -2,10 +2,10 @@
 /// Reading a prompt and writing the reply, with progress while it works and numbers at the end.
 
 #include "arguments.h"
-#include "engine/chat.h"
 #include "engine/generate.h"
 #include "formats/checkpoint.h"
 
+#include <lca/chat.h>
 #include <lca/model.h>
 #include <lca/session.h>
 
@@ -53,13 +53,14 @@ void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info);
 
 /// How conversations with a checkpoint are written: in the format that `flag` (`--chat-format`)
 /// names, else its own. The tokenizer must outlive it.
-std::unique_ptr<ChatWriter> chat_writer(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
-                                        const TextFlag& flag);
+std::unique_ptr<ChatTemplate> chat_writer(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                                          const TextFlag& flag);
 /// The names of all formats, as a placeholder: a|b|c.
 std::string chat_format_placeholder();
 
 /// Tokens that end a reply: the checkpoint's and, unless null, the format's.
-std::vector<std::int32_t> reply_end_tokens(const Checkpoint& checkpoint, const ChatWriter* writer);
+std::vector<std::int32_t> reply_end_tokens(const Checkpoint& checkpoint,
+                                           const ChatTemplate* writer);
 
 /// Session::prefill with a progress line called `label`. Ctrl-C stops it: Error (cancelled). Call
 /// it inside an InterruptWatch. Throws Error (bad input) where the model computes NaN.

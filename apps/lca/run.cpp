@@ -3,12 +3,13 @@
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
-#include "engine/chat.h"
 #include "interrupt.h"
 #include "model_flags.h"
 #include "reply.h"
 #include "session_keeper.h"
 #include "terminal.h"
+
+#include <lca/chat.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -56,7 +57,7 @@ std::string message_text(const Flags& flags) {
 
 /// A conversation from its beginning.
 std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokenizer,
-                                     const ChatWriter* writer) {
+                                     const ChatTemplate* writer) {
   const std::string text = message_text(flags);
   if (text.empty()) fail_input("the prompt is empty: there is nothing to answer");
   if (writer == nullptr) return tokenizer.encode(text, {.add_special = true});
@@ -68,7 +69,7 @@ std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokeni
 
 /// What a session that has begun reads next: what it still had to read, and the next turn.
 std::vector<std::int32_t> next_ids(const Flags& flags, const Tokenizer& tokenizer,
-                                   const ChatWriter* writer, const Session& session) {
+                                   const ChatTemplate* writer, const Session& session) {
   std::vector<std::int32_t> ids = session.pending();
   if (!flags.prompt.given()) return ids;
   if (flags.prompt.text.empty()) fail_input("the prompt is empty: there is nothing to answer");
@@ -151,7 +152,7 @@ void run(const Flags& flags) {
   check(flags, keeper);
   const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
   const Tokenizer tokenizer = checkpoint.tokenizer();
-  std::unique_ptr<ChatWriter> writer;
+  std::unique_ptr<ChatTemplate> writer;
   if (!flags.raw) {
     writer = chat_writer(checkpoint, tokenizer, flags.format);
   }

@@ -6,6 +6,8 @@
 #include "model_flags.h"
 #include "terminal.h"
 
+#include <lca/tokenizer.h>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -36,7 +38,7 @@ void run(const Flags& flags) {
         "give the text either with --text TEXT or with --file FILE (- reads standard "
         "input)");
   }
-  const Tokenizer tokenizer = Checkpoint::open(flags.model.path()).tokenizer();
+  const Tokenizer tokenizer = Tokenizer::open(flags.model.path());
   const std::string text =
       flags.text.given() ? flags.text.text : text_read("--file", flags.file.text);
   const std::vector<std::int32_t> ids =

@@ -2,8 +2,10 @@
 /// Everything public.
 
 #include <lca/cache.h>
+#include <lca/chat.h>
 #include <lca/context.h>
 #include <lca/error.h>
+#include <lca/file_access.h>
 #include <lca/method.h>
 #include <lca/model.h>
 #include <lca/sampling.h>
@@ -11,4 +13,5 @@
 #include <lca/settings.h>
 #include <lca/shape.h>
 #include <lca/tensor.h>
+#include <lca/tokenizer.h>
 #include <lca/version.h>

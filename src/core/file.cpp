@@ -70,6 +70,23 @@ void unmap(std::span<const std::byte> bytes) {
   if (!bytes.empty()) ::munmap(const_cast<std::byte*>(bytes.data()), bytes.size());
 }
 
+/// Fills `memory` from the beginning of a file; throws Error where there is less.
+void read_whole(int descriptor, std::span<std::byte> memory, const std::filesystem::path& path) {
+  constexpr std::size_t kLargestRead = std::size_t{1} << 30;  // the kernel reads less than 2 GiB
+  std::size_t done = 0;
+  while (done < memory.size()) {
+    const ssize_t count =
+        ::read(descriptor, memory.data() + done, std::min(memory.size() - done, kLargestRead));
+    if (count > 0) {
+      done += static_cast<std::size_t>(count);
+    } else if (count == 0) {
+      fail_io("{}: was cut short by another program while it was read; try again", printable(path));
+    } else if (const int code = errno; code != EINTR) {
+      fail_io("{}: cannot be read: {}", printable(path), error_text(code));
+    }
+  }
+}
+
 /// A name nobody else uses. It does not contain the final name, which may be as long as a name can
 /// be already.
 std::string temporary_name() {
@@ -92,7 +109,7 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
+MappedFile::MappedFile(const std::filesystem::path& path, FileAccess access) : path_(path) {
   // Without O_NONBLOCK opening a pipe waits for somebody to write to it.
   Descriptor file(open_retrying(path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
   if (const int code = -file.number(); code == ENOENT || code == ENOTDIR) {
@@ -112,26 +129,34 @@ MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
   if (info.st_size == 0) return;  // an empty range cannot be mapped
 
   const auto size = static_cast<std::size_t>(info.st_size);
-  void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number(), 0);
+  const bool is_read = access == FileAccess::read;
+  void* memory =
+      is_read ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+              : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number(), 0);
   if (memory == MAP_FAILED) {
     const int code = errno;
     if (code == ENOMEM) {
       fail_memory(
-          "not enough memory: {} cannot be mapped, which takes {} bytes of address space; try a "
-          "smaller model, or a higher limit (ulimit -v)",
-          printable(path), size);
+          "not enough memory: {} cannot be {}, which takes {} bytes of {}; try a smaller model, or "
+          "a higher limit (ulimit -v)",
+          printable(path), is_read ? "read" : "mapped", size, is_read ? "memory" : "address space");
     }
     fail_io("{}: cannot map {} bytes: {}", printable(path), size, error_text(code));
   }
   const std::span mapped(static_cast<const std::byte*>(memory), size);
   try {
-    guard_ = MappedGuard(mapped);
+    if (is_read) {
+      read_whole(file.number(), {static_cast<std::byte*>(memory), size}, path);
+      ::mprotect(memory, size, PROT_READ);  // as a map would be: a stray write is a fault
+    } else {
+      guard_ = MappedGuard(mapped);
+    }
   } catch (...) {
     unmap(mapped);
     throw;
   }
   bytes_ = mapped;
-  descriptor_ = file.release();
+  if (!is_read) descriptor_ = file.release();
 }
 
 MappedFile::~MappedFile() {
@@ -155,7 +180,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 bool MappedFile::intact() const {
-  if (bytes_.empty()) return true;
+  if (bytes_.empty() || descriptor_ < 0) return true;
   if (!mapped_all_intact() && !guard_.intact()) return false;
   // The rest of the page in which a file ends reads as zeros, without a signal: hence the size.
   struct stat info {};

@@ -1,9 +1,10 @@
 #pragma once
-/// Files: read-only maps, and writes that appear only when complete.
+/// Files: the bytes of a whole file, mapped or read, and writes that appear only when complete.
 
 #include "core/mapped_guard.h"
 
 #include <lca/error.h>
+#include <lca/file_access.h>
 
 #include <cstddef>
 #include <filesystem>
@@ -14,20 +15,23 @@
 
 namespace lca {
 
-/// A whole file mapped read-only. Another program may cut it short meanwhile: what is missing then
-/// reads as zeros, and `require_intact` says so. Deleting or replacing the file changes nothing.
+/// A whole file, read-only: mapped, or read into memory (`FileAccess::read`). Another program may
+/// cut a mapped one short meanwhile: what is missing then reads as zeros, and `require_intact` says
+/// so. Deleting or replacing the file changes nothing.
 class MappedFile {
  public:
-  /// Throws Error (bad input) naming the path where it is absent, a folder, or unreadable.
-  explicit MappedFile(const std::filesystem::path& path);
+  /// Throws Error naming the path: not found where it is absent, bad input where it is a folder or
+  /// may not be read.
+  explicit MappedFile(const std::filesystem::path& path, FileAccess access = FileAccess::map);
   ~MappedFile();
   MappedFile(MappedFile&&) noexcept;
   MappedFile& operator=(MappedFile&&) noexcept;
 
   std::span<const std::byte> bytes() const { return bytes_; }
-  /// Whether the file still has all its bytes, and no read found some missing before.
+  /// Whether the file still has all its bytes, and no access found some missing before.
+  /// Always true of a file that was read.
   bool intact() const;
-  /// Throws Error (failure) naming the file where not. One short system call: to be asked after
+  /// Throws Error (io) naming the file where not. One short system call: to be asked after
   /// every piece of work, before its results are handed out.
   void require_intact() const {
     if (!intact()) fail_lost();
@@ -37,7 +41,7 @@ class MappedFile {
   [[noreturn]] void fail_lost() const;
 
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  int descriptor_ = -1;  // of a mapped file
   std::span<const std::byte> bytes_;
   MappedGuard guard_;
 };

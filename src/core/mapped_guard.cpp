@@ -172,6 +172,10 @@ MappedGuard& MappedGuard::operator=(MappedGuard&& other) noexcept {
   return *this;
 }
 
+bool mapped_contains(const void* address) {
+  return slot_find(reinterpret_cast<std::uintptr_t>(address)) != nullptr;
+}
+
 bool MappedGuard::intact() const { return slot_ == nullptr || !slot_->lost.load(); }
 
 }  // namespace lca

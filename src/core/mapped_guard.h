@@ -39,4 +39,7 @@ extern std::atomic<int> mapped_lost;  // ranges under guard that lost a page
 /// Whether no range under guard lost a page: one load, to be asked often.
 inline bool mapped_all_intact() { return detail::mapped_lost.load(std::memory_order_acquire) == 0; }
 
+/// Whether `address` lies in a range under guard: a page of a mapped file.
+bool mapped_contains(const void* address);
+
 }  // namespace lca

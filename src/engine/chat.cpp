@@ -1,6 +1,7 @@
-#include "engine/chat.h"
+#include <lca/chat.h>
 
 #include "core/error.h"
+#include "engine/chat_pieces.h"
 
 #include <algorithm>
 
@@ -51,82 +52,86 @@ std::string_view spelling(const Tokenizer& tokenizer, std::optional<std::int32_t
 
 }  // namespace
 
-ChatWriter::ChatWriter(const Tokenizer& tokenizer, ChatFormat format,
-                       std::string_view chat_template)
-    : tokenizer_(&tokenizer),
-      style_(chat_style(format, chat_template, spelling(tokenizer, tokenizer.begin_token()),
-                        spelling(tokenizer, tokenizer.end_token()))) {
+struct ChatTemplate::State {
+  State(const Tokenizer& shared, ChatFormat format, std::string_view text);
+  std::vector<std::int32_t> encode(std::span<const ChatPiece> pieces) const;
+  std::vector<std::int32_t> encode_text(std::string_view text) const;
+
+  Tokenizer tokenizer;
+  ChatStyle style;
+  std::vector<std::int32_t> end_tokens;
+  std::vector<std::int32_t> guarded;  // tokens that no text may become
+};
+
+ChatTemplate::State::State(const Tokenizer& shared, ChatFormat format, std::string_view text)
+    : tokenizer(shared),
+      style(chat_style(format, text, spelling(tokenizer, tokenizer.begin_token()),
+                       spelling(tokenizer, tokenizer.end_token()))) {
   for (const std::string_view mark : marks_needed(format)) {
     const auto id = tokenizer.find(mark);
     if (!id) {
-      fail_input(
+      fail_incompatible(
           "the chat format {} needs the token \"{}\", which this checkpoint's tokenizer does not "
-          "have; choose another with --chat-format",
+          "have; choose another format",
           chat_format_name(format), mark);
     }
-    guarded_.push_back(*id);
+    guarded.push_back(*id);
   }
   for (const std::string_view mark : ends_known(format)) {
-    if (const auto id = tokenizer.find(mark)) end_tokens_.push_back(*id);
+    if (const auto id = tokenizer.find(mark)) end_tokens.push_back(*id);
   }
   // DeepSeek's formats end a reply with a token their template names, or with the tokenizer's.
   const bool ends_by_own = format == ChatFormat::deepseek || format == ChatFormat::deepseek_r1 ||
                            format == ChatFormat::llama2;
-  if (ends_by_own && !end_tokens_.empty()) style_.end = tokenizer.token(end_tokens_.front());
-  if (ends_by_own && style_.end.empty()) {
-    fail_input(
+  if (ends_by_own && !end_tokens.empty()) style.end = tokenizer.token(end_tokens.front());
+  if (ends_by_own && style.end.empty()) {
+    fail_incompatible(
         "the chat format {} needs a token that ends a reply, and this checkpoint's tokenizer names "
-        "none; choose another with --chat-format",
+        "none; choose another format",
         chat_format_name(format));
   }
   if (const auto end = tokenizer.end_token();
-      end && std::ranges::find(end_tokens_, *end) == end_tokens_.end()) {
-    end_tokens_.push_back(*end);
+      end && std::ranges::find(end_tokens, *end) == end_tokens.end()) {
+    end_tokens.push_back(*end);
   }
-  guarded_.insert(guarded_.end(), end_tokens_.begin(), end_tokens_.end());
-  if (const auto begin = tokenizer.begin_token()) guarded_.push_back(*begin);
+  guarded.insert(guarded.end(), end_tokens.begin(), end_tokens.end());
+  if (const auto begin = tokenizer.begin_token()) guarded.push_back(*begin);
 }
 
-std::string_view ChatWriter::reply_lead() const {
-  const bool spaced = format() == ChatFormat::deepseek || format() == ChatFormat::llama2;
-  return spaced ? " " : "";
-}
-
-std::vector<std::int32_t> ChatWriter::encode_text(std::string_view text) const {
+std::vector<std::int32_t> ChatTemplate::State::encode_text(std::string_view text) const {
   constexpr EncodeOptions kText{.add_special = false, .parse_special = false};
   if (text.empty()) return {};
-  std::vector<std::int32_t> ids = tokenizer_->encode(text, kText);
-  const auto guarded = [&](std::int32_t id) {
-    return std::ranges::find(guarded_, id) != guarded_.end();
+  std::vector<std::int32_t> ids = tokenizer.encode(text, kText);
+  const auto is_guarded = [&](std::int32_t id) {
+    return std::ranges::find(guarded, id) != guarded.end();
   };
-  if (std::ranges::none_of(ids, guarded)) return ids;
+  if (std::ranges::none_of(ids, is_guarded)) return ids;
 
   // Some checkpoints do not call the marks of their format special, and a tokenizer then sees them
   // in any text. Cut behind the first byte of each, so that there is nothing to see.
   ids.clear();
   std::size_t from = 0;
   for (std::size_t at = 0; at < text.size(); ++at) {
-    const bool spelled = std::ranges::any_of(guarded_, [&](std::int32_t id) {
-      return text.substr(at).starts_with(tokenizer_->token(id));
-    });
+    const bool spelled = std::ranges::any_of(
+        guarded, [&](std::int32_t id) { return text.substr(at).starts_with(tokenizer.token(id)); });
     if (!spelled && at + 1 < text.size()) continue;
-    const auto part = tokenizer_->encode(text.substr(from, at + 1 - from), kText);
+    const auto part = tokenizer.encode(text.substr(from, at + 1 - from), kText);
     ids.insert(ids.end(), part.begin(), part.end());
     from = at + 1;
   }
   return ids;
 }
 
-std::vector<std::int32_t> ChatWriter::encode(std::span<const ChatPiece> pieces) const {
+std::vector<std::int32_t> ChatTemplate::State::encode(std::span<const ChatPiece> pieces) const {
   std::string whole;
   std::vector<std::int32_t> marks;
   bool is_parsed = true;
   for (const ChatPiece& piece : pieces) {
     whole += piece.text;
     if (!piece.mark) continue;
-    if (const auto id = tokenizer_->find(piece.text)) {
+    if (const auto id = tokenizer.find(piece.text)) {
       marks.push_back(*id);
-      is_parsed = is_parsed && tokenizer_->is_special(*id);
+      is_parsed = is_parsed && tokenizer.is_special(*id);
     }
   }
 
@@ -134,10 +139,10 @@ std::vector<std::int32_t> ChatWriter::encode(std::span<const ChatPiece> pieces) 
   // where the special tokens in it are those of the format.
   if (is_parsed) {
     std::vector<std::int32_t> ids =
-        tokenizer_->encode(whole, {.add_special = false, .parse_special = true});
+        tokenizer.encode(whole, {.add_special = false, .parse_special = true});
     std::vector<std::int32_t> special;
     std::ranges::copy_if(ids, std::back_inserter(special),
-                         [&](std::int32_t id) { return tokenizer_->is_special(id); });
+                         [&](std::int32_t id) { return tokenizer.is_special(id); });
     if (special == marks) return ids;
   }
 
@@ -150,7 +155,7 @@ std::vector<std::int32_t> ChatWriter::encode(std::span<const ChatPiece> pieces) 
     text.clear();
   };
   for (const ChatPiece& piece : pieces) {
-    const auto id = piece.mark ? tokenizer_->find(piece.text) : std::nullopt;
+    const auto id = piece.mark ? tokenizer.find(piece.text) : std::nullopt;
     if (id) {
       flush();
       ids.push_back(*id);
@@ -162,21 +167,38 @@ std::vector<std::int32_t> ChatWriter::encode(std::span<const ChatPiece> pieces) 
   return ids;
 }
 
-std::vector<std::int32_t> ChatWriter::prompt(std::span<const ChatMessage> messages) const {
-  if (messages.empty()) fail_input("a conversation needs at least one message");
-  std::vector<std::int32_t> ids = encode(chat_pieces(style_, messages));
-  if (format() == ChatFormat::plain) {
-    ids.insert(ids.begin(), tokenizer_->prefix().begin(), tokenizer_->prefix().end());
-  }
-  return ids;
+ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, ChatFormat format, std::string_view text)
+    : state_(guarded([&] { return std::make_shared<const State>(tokenizer, format, text); })) {}
+
+ChatFormat ChatTemplate::format() const { return state_->style.format; }
+bool ChatTemplate::thinks() const { return state_->style.thinks; }
+const std::vector<std::int32_t>& ChatTemplate::end_tokens() const { return state_->end_tokens; }
+
+std::string_view ChatTemplate::reply_lead() const {
+  const bool spaced = format() == ChatFormat::deepseek || format() == ChatFormat::llama2;
+  return spaced ? " " : "";
 }
 
-std::vector<std::int32_t> ChatWriter::next_turn(std::string_view user, bool ended) const {
-  const std::vector<ChatPiece> pieces = chat_next_pieces(style_, user);
-  std::vector<std::int32_t> ids = encode(pieces);
-  // The end token is encoded in any case, since what follows it may depend on its being there.
-  if (ended && pieces.front().mark) ids.erase(ids.begin());
-  return ids;
+std::vector<std::int32_t> ChatTemplate::prompt(std::span<const ChatMessage> messages) const {
+  if (messages.empty()) fail_input("a conversation needs at least one message");
+  return guarded([&] {
+    std::vector<std::int32_t> ids = state_->encode(chat_pieces(state_->style, messages));
+    if (format() == ChatFormat::plain) {
+      const std::vector<std::int32_t>& prefix = state_->tokenizer.prefix();
+      ids.insert(ids.begin(), prefix.begin(), prefix.end());
+    }
+    return ids;
+  });
+}
+
+std::vector<std::int32_t> ChatTemplate::next_turn(std::string_view user, bool ended) const {
+  return guarded([&] {
+    const std::vector<ChatPiece> pieces = chat_next_pieces(state_->style, user);
+    std::vector<std::int32_t> ids = state_->encode(pieces);
+    // The end token is encoded in any case, since what follows it may depend on its being there.
+    if (ended && pieces.front().mark) ids.erase(ids.begin());
+    return ids;
+  });
 }
 
 }  // namespace lca

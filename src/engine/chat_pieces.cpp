@@ -1,4 +1,4 @@
-#include "engine/chat.h"
+#include "engine/chat_pieces.h"
 
 #include <array>
 #include <optional>

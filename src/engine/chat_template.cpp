@@ -2,7 +2,7 @@
 // the few sentences that checkpoints of one format write differently.
 #include "core/error.h"
 #include "core/text.h"
-#include "engine/chat.h"
+#include "engine/chat_pieces.h"
 
 #include <fmt/ranges.h>
 
@@ -147,9 +147,8 @@ ChatFormat chat_format_detect(std::string_view chat_template, std::string_view a
       contains(text, "eos_token")) {
     return ChatFormat::deepseek;
   }
-  fail_input(
-      "the checkpoint's chat template is of a kind this program does not know (\"{}\"); choose one "
-      "with --chat-format: {}",
+  fail_incompatible(
+      "the checkpoint's chat template (\"{}\") is of no known kind; choose a format: {}",
       text_printable(text, 60), fmt::join(chat_format_names(), ", "));
 }
 

@@ -1,10 +1,9 @@
 #pragma once
 /// A reply: decode, sample, turn into text, and know when to stop.
 
-#include "formats/tokenizer.h"
-
 #include <lca/sampling.h>
 #include <lca/session.h>
+#include <lca/tokenizer.h>
 
 #include <cstdint>
 #include <functional>

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/adapter_config.h"
+#include "formats/model_path.h"
 #include "formats/settings_json.h"
 
 #include <cstring>
@@ -17,10 +18,6 @@ constexpr std::string_view kOldWeightsFile = "adapter_model.bin";
 constexpr std::string_view kSettingsFile = "lca.json";
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kSuffix = ".weight";
-
-std::string_view text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 /// A tensor's name taken apart: base_model.model.MODULE.lora_A.weight, or with the adapter's name
 /// before the end.
@@ -152,11 +149,11 @@ class AdapterReader {
   Adapter adapter_;
 };
 
-Adapter Adapter::open(const std::filesystem::path& folder, std::int64_t layers) {
+Adapter Adapter::open(const std::filesystem::path& folder, std::int64_t layers, FileAccess access) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   const std::string shown = path_printable(folder.native());
-  if (!fs::exists(folder, ignored)) fail_input("{}: there is no such folder", shown);
+  if (!fs::exists(folder, ignored)) fail_not_found("{}: there is no such folder", shown);
   if (!fs::is_directory(folder, ignored)) {
     fail_input("{}: is not a folder; name the one with {}", shown, kConfigFile);
   }
@@ -164,32 +161,28 @@ Adapter Adapter::open(const std::filesystem::path& folder, std::int64_t layers) 
   const fs::path weights_path = folder / kWeightsFile;
   const fs::path settings_path = folder / kSettingsFile;
   if (!fs::exists(config_path, ignored)) {
-    fail_input("{}: there is no {}: not the folder of a PEFT adapter", shown, kConfigFile);
+    fail_not_found("{}: there is no {}: not the folder of a PEFT adapter", shown, kConfigFile);
   }
   if (!fs::exists(weights_path, ignored)) {
     if (fs::exists(folder / kOldWeightsFile, ignored)) {
       fail_input("{}: only safetensors are read, not {}; save the adapter again as {}", shown,
                  kOldWeightsFile, kWeightsFile);
     }
-    fail_input("{}: there is no {}", shown, kWeightsFile);
+    fail_not_found("{}: there is no {}", shown, kWeightsFile);
   }
 
-  const MappedFile config_file(config_path);
-  const AdapterConfig config = mapped_read(config_file, [&] {
-    return adapter_config_from_json(text_of(config_file.bytes()),
-                                    path_printable(config_path.native()));
+  const AdapterConfig config = text_read(config_path, [&](std::string_view text) {
+    return adapter_config_from_json(text, path_shown(config_path));
   });
   const fs::path plain = fs::absolute(folder, ignored).lexically_normal();
   const fs::path last = plain.has_filename() ? plain.filename() : plain.parent_path().filename();
   AdapterReader reader(last.native(), config);
   if (fs::exists(settings_path, ignored)) {
-    const MappedFile settings(settings_path);
-    mapped_read(settings, [&] {
-      reader.settings_take(text_of(settings.bytes()), path_printable(settings_path.native()),
-                           layers);
+    text_read(settings_path, [&](std::string_view text) {
+      reader.settings_take(text, path_shown(settings_path), layers);
     });
   }
-  reader.weights_take(Safetensors::open(weights_path));
+  reader.weights_take(Safetensors::open(weights_path, access));
   return reader.finish();
 }
 

@@ -24,13 +24,14 @@ struct LoraPair {
   double scale = 1;  ///< alpha / rank, or alpha / √rank (rslora); per-module patterns applied
 };
 
-/// A checked adapter. Matrices stay mapped as long as it lives.
+/// A checked adapter. Matrices stay mapped, or in memory, as long as it lives.
 class Adapter {
  public:
   /// Reads a folder; throws Error naming file and field or tensor. What we do not do (DoRA, biases,
   /// modules_to_save, embeddings, other PEFT types) is an error. `layers` is the number of layers
   /// of the model, for per-layer settings.
-  static Adapter open(const std::filesystem::path& folder, std::int64_t layers);
+  static Adapter open(const std::filesystem::path& folder, std::int64_t layers,
+                      FileAccess access = FileAccess::map);
   /// The same from three texts in memory; `settings` may be empty. `weights` must outlive it.
   static Adapter parse(std::string_view config, std::span<const std::byte> weights,
                        std::string_view settings, std::int64_t layers, std::string_view name);

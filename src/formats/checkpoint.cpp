@@ -4,9 +4,11 @@
 #include "core/file.h"
 #include "core/text.h"
 #include "formats/checkpoint_json.h"
-#include "formats/gguf.h"
-#include "formats/gguf_names.h"
+#include "formats/gguf/gguf.h"
+#include "formats/gguf/gguf_names.h"
+#include "formats/model_path.h"
 #include "formats/safetensors_set.h"
+#include "formats/tokenizer/tokenizer_load.h"
 
 #include <fmt/ranges.h>
 
@@ -28,24 +30,6 @@ struct Checkpoint::State {
 };
 
 namespace {
-
-std::string printable(const fs::path& path) { return path_printable(path.native()); }
-
-bool file_exists(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
-}
-
-std::string_view text_of(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
-/// What `work` makes of a file's text.
-template <typename Work>
-auto text_read(const fs::path& path, const Work& work) {
-  const MappedFile file(path);
-  return mapped_read(file, [&] { return work(text_of(file)); });
-}
 
 StoredTensor stored(const GgufTensor& tensor) {
   return {tensor.name, tensor.type, tensor.shape, tensor.bytes.data()};
@@ -171,59 +155,24 @@ std::optional<StoredTensor> gguf_find(const Gguf& file, std::string_view name) {
 
 // --- opening -------------------------------------------------------------------------------------
 
-/// The one GGUF model in a folder (its first part); nothing where there is none.
-std::optional<fs::path> gguf_in_folder(const fs::path& folder) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    if (at->path().extension() == ".gguf") found.push_back(at->path());
-  }
-  std::ranges::sort(found);
-  if (found.empty()) return std::nullopt;
-  // The parts of one model differ in the part's number only.
-  const auto model = [](const fs::path& path) {
-    constexpr std::string_view kTail = "00001-of-00001.gguf";
-    std::string name = path.filename().string();
-    if (name.size() > kTail.size() &&
-        name.compare(name.size() - kTail.size() + 5, 4, "-of-") == 0) {
-      name.replace(name.size() - kTail.size(), 5, "*");
-    }
-    return name;
-  };
-  const std::string first = model(found[0]);
-  for (const fs::path& path : found) {
-    if (model(path) == first) continue;
-    fail_input("{}: holds several models, {} and {}: name one of the files", printable(folder),
-               path_printable(found[0].filename().native()),
-               path_printable(path.filename().native()));
-  }
-  return found[0];
-}
-
-void open_gguf(Checkpoint::State& state) {
+void open_gguf(Checkpoint::State& state, FileAccess access) {
   state.kind = Checkpoint::Kind::gguf;
-  state.gguf = Gguf::open(state.path);
+  state.gguf = Gguf::open(state.path, access);
   state.config = model_config_from_gguf(*state.gguf);
   for (const GgufTensor& tensor : state.gguf->tensors()) state.tensors.push_back(stored(tensor));
 }
 
-void open_huggingface(Checkpoint::State& state) {
+void open_huggingface(Checkpoint::State& state, FileAccess access) {
   const fs::path config = state.path / "config.json";
   state.config = text_read(config, [&](std::string_view text) {
-    return model_config_from_json(text, printable(config));
+    return model_config_from_json(text, path_shown(config));
   });
-  state.safetensors = SafetensorsSet::open(state.path);
+  state.safetensors = SafetensorsSet::open(state.path, access);
   for (const SafetensorsSet::Member& member : state.safetensors->members()) {
     if (packed_type(member.tensor->dtype)) state.tensors.push_back(stored(member));
   }
   // Some configurations say nothing and leave the head out.
   if (state.safetensors->find("lm_head.weight") == nullptr) state.config.tied = true;
-}
-
-/// Whether the file begins as a GGUF file does; its name may be anything.
-bool is_gguf(const fs::path& path) {
-  const MappedFile file(path);
-  return text_of(file).starts_with("GGUF") || path.extension() == ".gguf";
 }
 
 }  // namespace
@@ -241,27 +190,23 @@ Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 
-Checkpoint Checkpoint::open(const fs::path& path) {
+Checkpoint Checkpoint::open(const fs::path& path, FileAccess access) {
   auto state = std::make_unique<State>();
-  std::error_code error;
-  state->path = fs::absolute(path, error).lexically_normal();
-  if (error || !file_exists(state->path)) {
-    fail_input("{}: there is no such file or folder", printable(path));
-  }
-  if (!fs::is_directory(state->path, error)) {
-    if (!is_gguf(state->path)) {
-      fail_input("{}: is no GGUF file; of a model in the Hugging Face format name the folder",
-                 printable(path));
-    }
-    open_gguf(*state);
-  } else if (file_exists(state->path / "config.json")) {
-    open_huggingface(*state);
-  } else if (const std::optional<fs::path> file = gguf_in_folder(state->path)) {
+  state->path = path_require(path);
+  std::error_code ignored;
+  if (path_is_gguf(state->path)) {
+    open_gguf(*state, access);
+  } else if (!fs::is_directory(state->path, ignored)) {
+    fail_input("{}: is no GGUF file; of a model in the Hugging Face format name the folder",
+               path_shown(path));
+  } else if (path_exists(state->path / "config.json")) {
+    open_huggingface(*state, access);
+  } else if (const std::optional<fs::path> file = folder_find_gguf(state->path)) {
     state->path = *file;
-    open_gguf(*state);
+    open_gguf(*state, access);
   } else {
-    fail_input("{}: there is neither config.json nor a .gguf file: not a model's folder",
-               printable(path));
+    fail_not_found("{}: there is neither config.json nor a .gguf file: not a model's folder",
+                   path_shown(path));
   }
   return Checkpoint(std::move(state));
 }
@@ -284,28 +229,7 @@ std::optional<StoredTensor> Checkpoint::find(std::string_view name) const {
 }
 
 Tokenizer Checkpoint::tokenizer() const {
-  if (state_->kind == Kind::gguf) {
-    const Gguf& gguf = *state_->gguf;
-    return mapped_read([&] { return Tokenizer::from_gguf(tokenizer_from_gguf(gguf), gguf.name()); },
-                       [&] { gguf.require_intact(); });
-  }
-  const fs::path file = state_->path / "tokenizer.json";
-  if (!file_exists(file)) {
-    if (file_exists(state_->path / "tokenizer.model")) {
-      fail_input(
-          "{}: is missing; tokenizer.model alone is not read: make it in Python with "
-          "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
-          printable(file));
-    }
-    fail_input("{}: is missing: the model has no tokenizer", printable(file));
-  }
-  const fs::path config = state_->path / "tokenizer_config.json";
-  return text_read(file, [&](std::string_view text) {
-    if (!file_exists(config)) return Tokenizer::from_json(text, printable(file));
-    return text_read(config, [&](std::string_view config_text) {
-      return Tokenizer::from_json(text, printable(file), config_text, printable(config));
-    });
-  });
+  return state_->gguf ? tokenizer_from_gguf(*state_->gguf) : tokenizer_from_folder(state_->path);
 }
 
 std::string Checkpoint::chat_template() const {
@@ -315,22 +239,22 @@ std::string Checkpoint::chat_template() const {
                        [&] { gguf.require_intact(); });
   }
   const fs::path plain = state_->path / "chat_template.jinja";
-  if (file_exists(plain)) {
+  if (path_exists(plain)) {
     return text_read(plain, [](std::string_view text) { return std::string(text); });
   }
   const fs::path config = state_->path / "tokenizer_config.json";
-  if (!file_exists(config)) return {};
+  if (!path_exists(config)) return {};
   return text_read(config, [&](std::string_view text) {
-    return chat_template_from_json(text, printable(config));
+    return chat_template_from_json(text, path_shown(config));
   });
 }
 
 std::vector<std::int32_t> Checkpoint::end_tokens() const {
   std::vector<std::int32_t> ids = state_->config.end_tokens;
   const fs::path generation = state_->path / "generation_config.json";
-  if (state_->kind == Kind::huggingface && file_exists(generation)) {
+  if (state_->kind == Kind::huggingface && path_exists(generation)) {
     const auto more = text_read(generation, [&](std::string_view text) {
-      return end_tokens_from_json(text, printable(generation));
+      return end_tokens_from_json(text, path_shown(generation));
     });
     ids.insert(ids.end(), more.begin(), more.end());
   }

@@ -2,8 +2,10 @@
 /// A model on disk: a Hugging Face folder or a GGUF file, seen in one way.
 
 #include "formats/model_config.h"
-#include "formats/tokenizer.h"
 #include "ops/packed.h"
+
+#include <lca/file_access.h>
+#include <lca/tokenizer.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -27,7 +29,7 @@ struct StoredTensor {
   std::size_t bytes() const;
 };
 
-/// An opened checkpoint. Tensors stay mapped as long as it lives.
+/// An opened checkpoint. Tensors stay mapped, or in memory, as long as it lives.
 class Checkpoint {
  public:
   enum class Kind : std::uint8_t { huggingface, gguf };
@@ -35,7 +37,7 @@ class Checkpoint {
   /// Opens a folder with config.json and safetensors (one file, or shards with
   /// model.safetensors.index.json), or a .gguf file (any part of a split one). Throws Error naming
   /// what is missing or wrong and what to do.
-  static Checkpoint open(const std::filesystem::path& path);
+  static Checkpoint open(const std::filesystem::path& path, FileAccess access = FileAccess::map);
 
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;

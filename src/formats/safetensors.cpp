@@ -258,8 +258,8 @@ std::size_t tensor_type_bytes(TensorType type) { return type_row(type).bytes; }
 
 std::string_view tensor_type_name(TensorType type) { return type_row(type).name; }
 
-Safetensors Safetensors::open(const std::filesystem::path& path) {
-  MappedFile map(path);
+Safetensors Safetensors::open(const std::filesystem::path& path, FileAccess access) {
+  MappedFile map(path, access);
   Safetensors file = mapped_read(map, [&] { return parse(map.bytes(), path.native()); });
   file.map_ = std::move(map);
   return file;
@@ -327,7 +327,7 @@ void safetensors_write(FileWriter& writer, std::span<const TensorInfo> tensors,
   for (const TensorInfo* tensor : order) {
     if (byte_count(tensor->shape, tensor->dtype) != tensor->bytes.size()) {
       fail_internal("tensor \"{}\": {} bytes do not fit shape [{}]", text_printable(tensor->name),
-               tensor->bytes.size(), fmt::join(tensor->shape, ","));
+                    tensor->bytes.size(), fmt::join(tensor->shape, ","));
     }
     const std::size_t end = offset + tensor->bytes.size();
     parts.push_back(header_tensor(tensor->name, tensor->dtype, tensor->shape, offset, end));
@@ -342,7 +342,8 @@ SafetensorsStream::SafetensorsStream(FileWriter& writer, std::string_view name, 
                                      const Safetensors::Metadata& metadata)
     : writer_(&writer), missing_(byte_count(shape, dtype).value_or(0)) {
   if (!byte_count(shape, dtype)) {
-    fail_internal("tensor \"{}\": shape [{}] is too large", text_printable(name), fmt::join(shape, ","));
+    fail_internal("tensor \"{}\": shape [{}] is too large", text_printable(name),
+                  fmt::join(shape, ","));
   }
   header_write(writer, {header_tensor(name, dtype, shape, 0, missing_)}, metadata);
 }

@@ -51,8 +51,8 @@ class Safetensors {
  public:
   using Metadata = std::map<std::string, std::string>;
 
-  /// Maps the file and checks all of its header; throws Error naming file and tensor.
-  static Safetensors open(const std::filesystem::path& path);
+  /// Opens the file and checks all of its header; throws Error naming file and tensor.
+  static Safetensors open(const std::filesystem::path& path, FileAccess access = FileAccess::map);
   /// The same for bytes in memory, which must outlive the result; messages call them `name`.
   static Safetensors parse(std::span<const std::byte> bytes, std::string_view name);
 

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "formats/json_text.h"
+#include "formats/model_path.h"
 
 #include <algorithm>
 #include <map>
@@ -66,8 +67,6 @@ class IndexReader : public JsonReader {
   bool inside_ = false;
 };
 
-std::string printable(const std::filesystem::path& path) { return path_printable(path.native()); }
-
 [[noreturn]] void fail_no_weights(const std::filesystem::path& folder) {
   std::error_code ignored;
   for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
@@ -76,20 +75,20 @@ std::string printable(const std::filesystem::path& path) { return path_printable
         "{}: only safetensors are read; convert in Python: "
         "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, "
         "safe_serialization=True)",
-        printable(folder / name));
+        path_shown(folder / name));
   }
-  fail_input("{}: there is neither {} nor {}: not a model's folder, or not all of it",
-             printable(folder), kSingle, kIndex);
+  fail_not_found("{}: there is neither {} nor {}: not a model's folder, or not all of it",
+                 path_shown(folder), kSingle, kIndex);
 }
 
 }  // namespace
 
-SafetensorsSet SafetensorsSet::open(const std::filesystem::path& folder) {
+SafetensorsSet SafetensorsSet::open(const std::filesystem::path& folder, FileAccess access) {
   SafetensorsSet set;
   std::error_code ignored;
   // The single file goes first, as in transformers: an index beside it is left over.
   if (std::filesystem::exists(folder / kSingle, ignored)) {
-    set.files_.push_back(Safetensors::open(folder / kSingle));
+    set.files_.push_back(Safetensors::open(folder / kSingle, access));
     for (const TensorInfo& tensor : set.files_[0].tensors()) {
       set.members_.push_back({&tensor, set.files_.data()});
     }
@@ -98,13 +97,9 @@ SafetensorsSet SafetensorsSet::open(const std::filesystem::path& folder) {
 
   const std::filesystem::path index = folder / kIndex;
   if (!std::filesystem::exists(index, ignored)) fail_no_weights(folder);
-  const MappedFile map(index);
-  IndexReader reader(printable(index));
-  mapped_read(map, [&] {
-    json_read({reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()},
-              printable(index), reader);
-  });
-  if (!reader.complete) fail_input("{}: weight_map is missing", printable(index));
+  IndexReader reader(path_shown(index));
+  text_read(index, [&](std::string_view text) { json_read(text, path_shown(index), reader); });
+  if (!reader.complete) fail_input("{}: weight_map is missing", path_shown(index));
 
   std::map<std::string_view, std::size_t> numbers;  // of each file
   for (const auto& [tensor, file] : reader.files) numbers.try_emplace(file, numbers.size());
@@ -114,9 +109,10 @@ SafetensorsSet SafetensorsSet::open(const std::filesystem::path& folder) {
   for (const std::string_view name : names) {
     const std::filesystem::path at = folder / name;
     if (!std::filesystem::exists(at, ignored)) {
-      fail_input("{}: is missing, but {} lists it: complete the download", printable(at), kIndex);
+      fail_not_found("{}: is missing, but {} lists it: complete the download", path_shown(at),
+                     kIndex);
     }
-    set.files_.push_back(Safetensors::open(at));
+    set.files_.push_back(Safetensors::open(at, access));
   }
   for (const auto& [name, file] : reader.files) {
     const Safetensors& shard = set.files_[numbers.at(file)];

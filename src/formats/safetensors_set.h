@@ -19,7 +19,8 @@ class SafetensorsSet {
   };
 
   /// Opens the weights in `folder`; throws Error naming the file that is missing or wrong.
-  static SafetensorsSet open(const std::filesystem::path& folder);
+  static SafetensorsSet open(const std::filesystem::path& folder,
+                             FileAccess access = FileAccess::map);
 
   /// Sorted by name.
   const std::vector<Member>& members() const { return members_; }

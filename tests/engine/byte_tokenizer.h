@@ -1,7 +1,7 @@
 #pragma once
 /// A tokenizer of bytes and special tokens, and nothing that merges: ids are easy to predict.
 
-#include "formats/tokenizer.h"
+#include "formats/tokenizer/tokenizer_load.h"
 
 #include <cstdint>
 #include <string>
@@ -48,7 +48,7 @@ inline Tokenizer byte_tokenizer(const std::vector<std::string>& special,
   }
   tables.merges.emplace_back(merge);
   tables.add_begin = tables.begin.has_value();
-  return Tokenizer::from_gguf(tables, "byte tokenizer");
+  return tokenizer_from_tables(tables, "byte tokenizer");
 }
 
 }  // namespace lca::test

@@ -1,7 +1,7 @@
 #pragma once
 /// The conversations of tests/golden/chat, as their templates write them.
 
-#include "engine/chat.h"
+#include <lca/chat.h>
 
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,6 @@
 #include "byte_tokenizer.h"
 #include "chat_cases.h"
-#include "engine/chat.h"
+#include "engine/chat_pieces.h"
 #include "formats/byte_files.h"
 
 #include <algorithm>
@@ -133,10 +133,10 @@ TEST(ChatPieces, NeighbouringTextsAreOnePiece) {
 
 // --- ids ----------------------------------------------------------------------------------------
 
-TEST(ChatWriter, GivesTheIdsOfTheTemplatesText) {
+TEST(ChatTemplate, GivesTheIdsOfTheTemplatesText) {
   for (const ChatStyleCases& style : chat_style_cases()) {
     const Tokenizer tokenizer = byte_tokenizer(kSpecial, style.begin, style.end);
-    const ChatWriter writer(tokenizer, style.format, style.chat_template);
+    const ChatTemplate writer(tokenizer, style.format, style.chat_template);
     for (const ChatCase& sample : style.cases) {
       const Ids ids = writer.prompt(sample.messages);
       EXPECT_EQ(tokenizer.decode(ids, true), sample.text) << style.name << ": " << sample.name;
@@ -147,7 +147,7 @@ TEST(ChatWriter, GivesTheIdsOfTheTemplatesText) {
   }
 }
 
-TEST(ChatWriter, TheNextTurnContinuesWhereThePromptLeftOff) {
+TEST(ChatTemplate, TheNextTurnContinuesWhereThePromptLeftOff) {
   const std::string first = "How high is it?";
   const std::string reply = "Forty metres.";
   const std::string second = "Who says so?";
@@ -157,7 +157,7 @@ TEST(ChatWriter, TheNextTurnContinuesWhereThePromptLeftOff) {
     // A reply that begins inside <think> is not what the template writes afterwards.
     std::string text = style.chat_template;
     if (const std::size_t at = text.find("<think>\\n"); at != std::string::npos) text.erase(at, 9);
-    const ChatWriter writer(tokenizer, style.format, text);
+    const ChatTemplate writer(tokenizer, style.format, text);
     const std::vector<ChatMessage> start = {{Role::user, first}};
     const std::vector<ChatMessage> whole = {
         {Role::user, first}, {Role::assistant, reply}, {Role::user, second}};
@@ -182,7 +182,7 @@ Ids marks_of(const Ids& ids) {
 void expect_text_stays_text(const ChatStyleCases& style, std::int64_t type) {
   SCOPED_TRACE(style.name);
   const Tokenizer tokenizer = byte_tokenizer(kSpecial, style.begin, style.end, type);
-  const ChatWriter writer(tokenizer, style.format, style.chat_template);
+  const ChatTemplate writer(tokenizer, style.format, style.chat_template);
   // Only what the format uses: other tokens cannot end a turn.
   const std::vector<ChatMessage> calm = {
       {Role::system, "s"}, {Role::user, "u"}, {Role::assistant, "a"}, {Role::user, "v"}};
@@ -205,18 +205,18 @@ void expect_text_stays_text(const ChatStyleCases& style, std::int64_t type) {
   EXPECT_NE(tokenizer.decode(next, true).find(evil), std::string::npos);
 }
 
-TEST(ChatWriter, NobodyCanEndATurnByWritingTheToken) {
+TEST(ChatTemplate, NobodyCanEndATurnByWritingTheToken) {
   for (const ChatStyleCases& style : chat_style_cases()) expect_text_stays_text(style, 3);
 }
 
-TEST(ChatWriter, NotEvenWhereTheCheckpointDoesNotCallTheTokenSpecial) {
+TEST(ChatTemplate, NotEvenWhereTheCheckpointDoesNotCallTheTokenSpecial) {
   for (const ChatStyleCases& style : chat_style_cases()) expect_text_stays_text(style, 4);
 }
 
-TEST(ChatWriter, KnowsWhatEndsAReply) {
+TEST(ChatTemplate, KnowsWhatEndsAReply) {
   const Tokenizer tokenizer = byte_tokenizer(kSpecial, "<s>", "</s>");
   const auto ends = [&](ChatFormat format) {
-    return ChatWriter(tokenizer, format, "").end_tokens();
+    return ChatTemplate(tokenizer, format, "").end_tokens();
   };
   const auto id = [&](std::string_view token) { return *tokenizer.find(token); };
   EXPECT_EQ(ends(ChatFormat::chatml), (Ids{id("<|im_end|>"), id("<|endoftext|>"), id("</s>")}));
@@ -226,9 +226,9 @@ TEST(ChatWriter, KnowsWhatEndsAReply) {
   EXPECT_EQ(ends(ChatFormat::deepseek), (Ids{id("<｜end▁of▁sentence｜>"), id("</s>")}));
 }
 
-TEST(ChatWriter, PlainTextStaysAsItIs) {
+TEST(ChatTemplate, PlainTextStaysAsItIs) {
   const Tokenizer tokenizer = byte_tokenizer({"<s>"}, "<s>");
-  const ChatWriter writer(tokenizer, ChatFormat::plain, "");
+  const ChatTemplate writer(tokenizer, ChatFormat::plain, "");
   const std::vector<ChatMessage> one = {{Role::user, "Once <s> upon"}};
   EXPECT_EQ(tokenizer.decode(writer.prompt(one)), "Once <s> upon");
   EXPECT_TRUE(std::ranges::equal(
@@ -239,21 +239,21 @@ TEST(ChatWriter, PlainTextStaysAsItIs) {
   EXPECT_EQ(tokenizer.decode(writer.next_turn("a time", true)), "\n\na time");
 }
 
-TEST(ChatWriter, SaysWhatATokenizerLacks) {
+TEST(ChatTemplate, SaysWhatATokenizerLacks) {
   const Tokenizer bare = byte_tokenizer({"<|im_start|>"});
-  expect_error([&] { ChatWriter(bare, ChatFormat::chatml, ""); },
+  expect_error([&] { ChatTemplate(bare, ChatFormat::chatml, ""); },
                {"chatml", "<|im_end|>", "--chat-format"});
-  expect_error([&] { ChatWriter(bare, ChatFormat::llama3, ""); }, {"<|start_header_id|>"});
-  expect_error([&] { ChatWriter(bare, ChatFormat::deepseek, ""); }, {"ends a reply"});
-  const ChatWriter plain(bare, ChatFormat::plain, "");
+  expect_error([&] { ChatTemplate(bare, ChatFormat::llama3, ""); }, {"<|start_header_id|>"});
+  expect_error([&] { ChatTemplate(bare, ChatFormat::deepseek, ""); }, {"ends a reply"});
+  const ChatTemplate plain(bare, ChatFormat::plain, "");
   expect_error([&] { plain.prompt({}); }, {"at least one message"});
 }
 
-TEST(ChatWriter, WithoutATemplateAFormatAddsNothingOfItsOwn) {
+TEST(ChatTemplate, WithoutATemplateAFormatAddsNothingOfItsOwn) {
   const Tokenizer tokenizer = byte_tokenizer(kSpecial, "<s>", "</s>");
   const std::vector<ChatMessage> one = {{Role::user, "u"}};
   const auto text = [&](ChatFormat format) {
-    return tokenizer.decode(ChatWriter(tokenizer, format, "").prompt(one), true);
+    return tokenizer.decode(ChatTemplate(tokenizer, format, "").prompt(one), true);
   };
   EXPECT_EQ(text(ChatFormat::chatml), "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(text(ChatFormat::deepseek_r1), "<s><｜User｜>u<｜Assistant｜><think>\n");

@@ -1,7 +1,7 @@
 #include "byte_files.h"
 #include "formats/checkpoint.h"
 #include "formats/checkpoint_json.h"
-#include "formats/gguf_names.h"
+#include "formats/gguf/gguf_names.h"
 #include "gguf_bytes.h"
 #include "support/test_data.h"
 

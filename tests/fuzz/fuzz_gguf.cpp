@@ -2,7 +2,7 @@
 // Beside what the sanitizers see: only lca::Error comes out, each a single printable line, and what
 // is accepted keeps its promises.
 
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 #include "fuzz/require.h"
 
 #include <lca/error.h>
@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       require(config.vocabulary > 0 && config.layers > 0 && config.softmax_scale() > 0);
     });
     attempt([&] {
-      const lca::GgufTokenizer tables = lca::tokenizer_from_gguf(file);
+      const lca::GgufTokenizer tables = lca::gguf_tokenizer_tables(file);
       require(tables.scores.empty() || tables.scores.size() == tables.tokens.size());
       require(tables.types.empty() || tables.types.size() == tables.tokens.size());
     });

@@ -2,7 +2,7 @@
 // rest is the file. Only lca::Error comes out, each a single printable line; what is accepted
 // encodes and decodes, and decodes the same in a stream.
 
-#include "formats/tokenizer.h"
+#include "formats/tokenizer/tokenizer_load.h"
 #include "formats/tokenizer/utf8.h"
 #include "fuzz/require.h"
 
@@ -62,7 +62,7 @@ void read_gguf(std::string_view text, unsigned options) {
     begin = end + 1;
   }
   tables.unknown = 0;
-  const lca::Tokenizer tokenizer = lca::Tokenizer::from_gguf(tables, "fuzz");
+  const lca::Tokenizer tokenizer = lca::tokenizer_from_tables(tables, "fuzz");
   exercise(tokenizer, text.substr(0, 500), options);
 }
 
@@ -76,7 +76,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (text.starts_with('{')) {
       const bool has_config = (options & 128) != 0;
       const lca::Tokenizer tokenizer =
-          lca::Tokenizer::from_json(text, "fuzz", has_config ? text : std::string_view{}, "config");
+          lca::tokenizer_from_json(text, "fuzz", has_config ? text : std::string_view{}, "config");
       for (const std::string_view sample :
            {std::string_view("Hello, world's  end\r\n 12345 \t"),
             std::string_view("ab<s>abc abab <x> b"),

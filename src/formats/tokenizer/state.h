@@ -1,12 +1,12 @@
 #pragma once
 /// What a Tokenizer holds.
 
-#include "formats/tokenizer.h"
 #include "formats/tokenizer/added_tokens.h"
 #include "formats/tokenizer/bpe.h"
 #include "formats/tokenizer/normalise.h"
 #include "formats/tokenizer/pre_tokenize.h"
 #include "formats/tokenizer/token_decoder.h"
+#include "formats/tokenizer/tokenizer_load.h"
 #include "formats/tokenizer/vocabulary.h"
 
 #include <map>
@@ -26,6 +26,7 @@ struct Tokenizer::State {
   TokenDecoder decoder;
   std::vector<std::int32_t> prefix, suffix;
   std::optional<std::int32_t> begin, end;
+  std::vector<std::string> warnings;
 
   /// Fills what follows from the above; throws Error. The last thing that is done to a State.
   void finish();

@@ -1,4 +1,4 @@
-// Tokenizer::from_gguf: the tables of a GGUF file.
+// tokenizer_from_tables: the tables of a GGUF file.
 
 #include "core/error.h"
 #include "core/text.h"
@@ -169,8 +169,8 @@ void ends_set(const GgufTokenizer& tables, Tokenizer::State& state) {
 
 }  // namespace
 
-Tokenizer Tokenizer::from_gguf(const GgufTokenizer& tables, std::string_view where) {
-  auto state = std::make_shared<State>();
+Tokenizer tokenizer_from_tables(const GgufTokenizer& tables, std::string_view where) {
+  auto state = std::make_shared<Tokenizer::State>();
   state->where = where;
   const std::size_t count = tables.tokens.size();
   if (count == 0) fail_input("{}: tokenizer.ggml.tokens is missing or empty", where);

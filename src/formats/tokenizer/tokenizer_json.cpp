@@ -1,4 +1,4 @@
-// Tokenizer::from_json: reads tokenizer.json and tokenizer_config.json.
+// tokenizer_from_json: reads tokenizer.json and tokenizer_config.json.
 
 #include "core/error.h"
 #include "core/text.h"
@@ -257,9 +257,9 @@ void config_read(std::string_view text, std::string_view where, Tokenizer::State
 
 }  // namespace
 
-Tokenizer Tokenizer::from_json(std::string_view text, std::string_view where,
-                               std::string_view config, std::string_view config_where) {
-  auto state = std::make_shared<State>();
+Tokenizer tokenizer_from_json(std::string_view text, std::string_view where,
+                              std::string_view config, std::string_view config_where) {
+  auto state = std::make_shared<Tokenizer::State>();
   state->where = where;
   FileReader file(state->where, state->vocabulary);
   json_read(text, state->where, file);

@@ -1,7 +1,7 @@
 #pragma once
 /// Settings of a GGUF file that nobody has to read.
 
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 
 #include <string_view>
 

@@ -1,5 +1,5 @@
 #include "byte_files.h"
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 #include "gguf_bytes.h"
 #include "support/test_data.h"
 
@@ -320,7 +320,7 @@ TEST(GgufConfig, OfTheRealModelIsWhatItPublishes) {
   EXPECT_TRUE(config.tied);
   EXPECT_EQ(config.end_tokens, std::vector<std::int32_t>{2});
   EXPECT_EQ(file.tensors().size(), 272u);
-  EXPECT_EQ(tokenizer_from_gguf(file).tokens.size(), 49152u);
+  EXPECT_EQ(gguf_tokenizer_tables(file).tokens.size(), 49152u);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #include "byte_files.h"
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 #include "gguf_bytes.h"
 
 #include <algorithm>
@@ -258,7 +258,7 @@ void exercise(std::string_view bytes) {
       model_config_from_gguf(file).validate("x");
     } catch (const Error&) {
     }
-    tokenizer_from_gguf(file);
+    gguf_tokenizer_tables(file);
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::bad_input) << error.what();
   }
@@ -293,7 +293,7 @@ TEST(Gguf, ReadsTheTokenizersTables) {
   test::gguf_add_tokenizer(builder);
   const std::string bytes = builder.bytes();
   const Gguf file = parse(bytes);
-  const GgufTokenizer tables = tokenizer_from_gguf(file);
+  const GgufTokenizer tables = gguf_tokenizer_tables(file);
   EXPECT_EQ(tables.model, "gpt2");
   EXPECT_EQ(tables.pre, "smollm");
   ASSERT_EQ(tables.tokens.size(), 6u);
@@ -314,7 +314,7 @@ TEST(Gguf, RefusesTokenizersThatContradictThemselves) {
     test::gguf_add_tokenizer(builder);
     change(builder);
     const std::string bytes = builder.bytes();
-    expect_error([&] { tokenizer_from_gguf(parse(bytes)); }, {"x.gguf: ", part});
+    expect_error([&] { gguf_tokenizer_tables(parse(bytes)); }, {"x.gguf: ", part});
   };
   expect([](auto& f) { f.remove("tokenizer.ggml.model"); }, "\"tokenizer.ggml.model\" is missing");
   expect([](auto& f) { f.remove("tokenizer.ggml.tokens"); }, "the file has no tokenizer");

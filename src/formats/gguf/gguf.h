@@ -4,7 +4,7 @@
 
 #include "core/file.h"
 #include "formats/model_config.h"
-#include "formats/tokenizer.h"
+#include "formats/tokenizer/tokenizer_load.h"
 #include "ops/packed.h"
 
 #include <cstddef>
@@ -40,9 +40,9 @@ struct GgufTensor {
 /// A checked file with all its parts.
 class Gguf {
  public:
-  /// Maps `path` and, where it is one part of several (`-00001-of-00003.gguf`), the others; throws
+  /// Opens `path` and, where it is one part of several (`-00001-of-00003.gguf`), the others; throws
   /// Error naming file and key or tensor. A tensor type we do not read is named in the error.
-  static Gguf open(const std::filesystem::path& path);
+  static Gguf open(const std::filesystem::path& path, FileAccess access = FileAccess::map);
   /// The same for one file in memory, which must outlive the result.
   static Gguf parse(std::span<const std::byte> bytes, std::string_view name);
 
@@ -55,7 +55,7 @@ class Gguf {
 
   /// Throws Error where a part was cut short since it was opened: its texts and tensors hold zeros.
   void require_intact() const {
-    for (const MappedFile& map : maps_) map.require_intact();
+    for (const MappedFile& file : files_) file.require_intact();
   }
 
   /// Typed lookups; throw Error naming the key where it has another type (or is missing and there
@@ -67,7 +67,7 @@ class Gguf {
 
  private:
   std::string name_;
-  std::vector<MappedFile> maps_;
+  std::vector<MappedFile> files_;
   std::vector<GgufTensor> tensors_;
   std::unordered_map<std::string, GgufValue> values_;
 };
@@ -76,7 +76,7 @@ class Gguf {
 /// others and for what we do not do.
 ModelConfig model_config_from_gguf(const Gguf& file);
 
-/// The tokenizer's tables, for `Tokenizer::from_gguf`; views into the file's memory.
-GgufTokenizer tokenizer_from_gguf(const Gguf& file);
+/// The tokenizer's tables, for `tokenizer_from_tables`; views into the file's memory.
+GgufTokenizer gguf_tokenizer_tables(const Gguf& file);
 
 }  // namespace lca

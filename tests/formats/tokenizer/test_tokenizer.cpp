@@ -26,7 +26,7 @@ json small_json(const std::function<void(json&)>& change = {}) {
 }
 
 Tokenizer small(const std::function<void(json&)>& change = {}) {
-  return Tokenizer::from_json(small_json(change).dump(), "t.json");
+  return tokenizer_from_json(small_json(change).dump(), "t.json");
 }
 
 void expect_bad(const std::function<void(json&)>& change, std::vector<std::string> parts) {
@@ -128,8 +128,8 @@ TEST(Tokenizer, RefusesWhatItWouldGetWrong) {
             {"SpecialToken":{"id":"<s>"}},{"Sequence":{"id":"A"}}],"special_tokens":{}})");
       },
       {"\"<s>\"", "special_tokens"});
-  expect_error([] { Tokenizer::from_json("{", "t.json"); }, {"t.json: ", "JSON"});
-  expect_error([] { Tokenizer::from_json("[]", "t.json"); }, {"t.json: "});
+  expect_error([] { tokenizer_from_json("{", "t.json"); }, {"t.json: ", "JSON"});
+  expect_error([] { tokenizer_from_json("[]", "t.json"); }, {"t.json: "});
 }
 
 TEST(Tokenizer, HostileExpressionsEnd) {
@@ -211,7 +211,7 @@ TEST(Tokenizer, AddedTokensObeyTheirFlags) {
 TEST(Tokenizer, TheConfigNamesBeginAndEndAndMayOverrideTheTemplate) {
   const std::string text = test::file_text(test::golden_tokenizers() / "sentencepiece.json");
   const auto with = [&](const char* config) {
-    return Tokenizer::from_json(text, "t.json", config, "c.json");
+    return tokenizer_from_json(text, "t.json", config, "c.json");
   };
   EXPECT_EQ(with("{}").prefix(), Ids{1});
   EXPECT_EQ(with("{}").suffix(), Ids{2});
@@ -235,7 +235,7 @@ TEST(Tokenizer, GgufTablesAreChecked) {
     GgufTokenizer tables = form.tables;
     change(tables);
     parts.insert(parts.begin(), "f.gguf: ");
-    expect_error([&] { Tokenizer::from_gguf(tables, "f.gguf"); }, parts);
+    expect_error([&] { tokenizer_from_tables(tables, "f.gguf"); }, parts);
   };
   expect_bad_tables([](auto& t) { t.model = "bert"; }, {"\"bert\" is not supported"});
   expect_bad_tables([](auto& t) { t.tokens.clear(); }, {"tokens"});
@@ -279,7 +279,7 @@ TEST(Tokenizer, GgufPreTokenizersAreAllThere) {
   for (const char* pre : {"smollm", "gpt-2", "default", "", "qwen2", "deepseek-llm",
                           "deepseek-r1-qwen", "llama-bpe", "llama3"}) {
     tables.pre = pre;
-    const Tokenizer tokenizer = Tokenizer::from_gguf(tables, "f.gguf");
+    const Tokenizer tokenizer = tokenizer_from_tables(tables, "f.gguf");
     const std::string name = pre;
     const bool is_whole = name == "gpt-2" || name == "default" || name.empty() ||
                           name == "llama-bpe" || name == "llama3";
@@ -295,13 +295,13 @@ TEST(Tokenizer, GgufPreTokenizersAreAllThere) {
 
 TEST(Tokenizer, GgufAddsTheSpaceAndTakesItAway) {
   test::GgufForm form;
-  const Tokenizer with = Tokenizer::from_gguf(form.tables, "f");
+  const Tokenizer with = tokenizer_from_tables(form.tables, "f");
   EXPECT_EQ(with.prefix(), Ids{1});
   EXPECT_EQ(with.suffix(), Ids{});
   form.tables.add_space_prefix = false;
   form.tables.add_begin = false;
   form.tables.add_end = true;
-  const Tokenizer without = Tokenizer::from_gguf(form.tables, "f");
+  const Tokenizer without = tokenizer_from_tables(form.tables, "f");
   EXPECT_EQ(without.prefix(), Ids{});
   EXPECT_EQ(without.suffix(), Ids{2});
   EXPECT_NE(with.encode("the"), without.encode("the"));

@@ -1,4 +1,4 @@
-#include "formats/gguf_types.h"
+#include "formats/gguf/gguf_types.h"
 
 #include "core/error.h"
 

@@ -91,7 +91,7 @@ TEST(StreamDecoder, EqualsDecodingAllAtOnce) {
   for (const char* name : {"metaspace_first_split", "metaspace_never_whole"}) {
     expect_streams(test::patched_tokenizer(name), name);
   }
-  expect_streams(Tokenizer::from_gguf(test::GgufForm().tables, "form"), "form");
+  expect_streams(tokenizer_from_tables(test::GgufForm().tables, "form"), "form");
 }
 
 TEST(StreamDecoder, HoldsBackHalfACharacter) {

@@ -1,7 +1,7 @@
 #pragma once
 /// One GGUF file by itself: what `Gguf` puts together from one or several parts.
 
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,8 @@
-#include "formats/gguf_part.h"
+#include "formats/gguf/gguf_part.h"
 
 #include "core/error.h"
 #include "core/text.h"
-#include "formats/gguf_types.h"
+#include "formats/gguf/gguf_types.h"
 
 #include <fmt/ranges.h>
 

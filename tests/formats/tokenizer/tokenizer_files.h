@@ -2,8 +2,8 @@
 /// The tokenizers that tests read: committed small ones, and large ones from the test data.
 
 #include "core/file.h"
-#include "formats/gguf.h"
-#include "formats/tokenizer.h"
+#include "formats/gguf/gguf.h"
+#include "formats/tokenizer/tokenizer_load.h"
 #include "formats/tokenizer/utf8.h"
 
 #include <gtest/gtest.h>
@@ -63,14 +63,14 @@ inline std::optional<fs::path> smollm2_path() {
 constexpr const char* kNoTestData = "the file is not there; scripts/test_data.py gets it";
 
 inline Tokenizer golden_tokenizer(const std::string& name) {
-  return Tokenizer::from_json(file_text(golden_tokenizers() / (name + ".json")), name + ".json");
+  return tokenizer_from_json(file_text(golden_tokenizers() / (name + ".json")), name + ".json");
 }
 
 /// sentencepiece.json with the members of a patch replaced.
 inline Tokenizer patched_tokenizer(const std::string& name) {
   nlohmann::json tree = golden_json("sentencepiece.json");
   tree.update(golden_json(name + ".patch.json"));
-  return Tokenizer::from_json(tree.dump(), name);
+  return tokenizer_from_json(tree.dump(), name);
 }
 
 /// The GGUF form of sentencepiece.json, which holds what the tables point to.

@@ -78,7 +78,7 @@ TEST(TokenizerConformance, EveryMetaspaceSchemeEqualsTheLibrary) {
 
 TEST(TokenizerConformance, MergingByScoresEqualsSentencePiece) {
   const test::GgufForm form;
-  const Tokenizer tokenizer = Tokenizer::from_gguf(form.tables, "form");
+  const Tokenizer tokenizer = tokenizer_from_tables(form.tables, "form");
   EXPECT_GE(expect_conforms(tokenizer, "sentencepiece.gguf"), 500u);
 }
 
@@ -111,7 +111,7 @@ TEST(TokenizerConformance, EveryGgufPreTokenizerEqualsTheLibrary) {
   for (const char* pre : {"smollm", "gpt-2", "qwen2", "llama-bpe", "deepseek-llm"}) {
     SCOPED_TRACE(pre);
     tables.pre = pre;
-    const Tokenizer tokenizer = Tokenizer::from_gguf(tables, "tables");
+    const Tokenizer tokenizer = tokenizer_from_tables(tables, "tables");
     EXPECT_GE(expect_conforms(tokenizer, "gguf_" + tables.pre), 250u);
   }
 }
@@ -121,7 +121,7 @@ TEST(TokenizerConformance, SmolLM2FromItsGgufFileEqualsTheLibrary) {
   if (!path) GTEST_SKIP() << test::kNoTestData;
   const Gguf file = Gguf::open(*path);
   const auto start = std::chrono::steady_clock::now();
-  const Tokenizer tokenizer = Tokenizer::from_gguf(tokenizer_from_gguf(file), "smollm2");
+  const Tokenizer tokenizer = tokenizer_from_tables(gguf_tokenizer_tables(file), "smollm2");
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   RecordProperty("load_seconds", std::to_string(seconds.count()));
   EXPECT_EQ(tokenizer.size(), 49152);
@@ -134,14 +134,14 @@ TEST(TokenizerConformance, DeepSeekFromTokenizerJsonEqualsTheLibrary) {
   if (!path) GTEST_SKIP() << test::kNoTestData;
   const std::string text = test::file_text(*path);
   const auto start = std::chrono::steady_clock::now();
-  const Tokenizer tokenizer = Tokenizer::from_json(text, "tokenizer.json");
+  const Tokenizer tokenizer = tokenizer_from_json(text, "tokenizer.json");
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   RecordProperty("load_seconds", std::to_string(seconds.count()));
   EXPECT_GE(expect_conforms(tokenizer, "deepseek"), 600u);
 
   const std::string config = test::file_text(path->parent_path() / "tokenizer_config.json");
   const Tokenizer configured =
-      Tokenizer::from_json(text, "tokenizer.json", config, "tokenizer_config.json");
+      tokenizer_from_json(text, "tokenizer.json", config, "tokenizer_config.json");
   EXPECT_EQ(configured.begin_token(), 0);
   EXPECT_EQ(configured.end_token(), 1);
   EXPECT_TRUE(configured.prefix().empty());

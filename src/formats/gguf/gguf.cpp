@@ -1,8 +1,8 @@
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 
 #include "core/error.h"
 #include "core/text.h"
-#include "formats/gguf_part.h"
+#include "formats/gguf/gguf_part.h"
 
 #include <algorithm>
 #include <cmath>
@@ -115,7 +115,7 @@ std::string_view kind_name(const GgufValue& value) {
 
 }  // namespace
 
-Gguf Gguf::open(const std::filesystem::path& path) {
+Gguf Gguf::open(const std::filesystem::path& path, FileAccess access) {
   const std::optional<SplitName> split = split_name_parse(path.filename().native());
   const std::int64_t parts = split ? split->parts : 1;
   Gguf file;
@@ -124,15 +124,15 @@ Gguf Gguf::open(const std::filesystem::path& path) {
     const std::filesystem::path at = split ? path.parent_path() / split->part(i + 1) : path;
     std::error_code ignored;
     if (split && !std::filesystem::exists(at, ignored)) {
-      fail_input("{}: part {} of {} is missing: put it beside {}", path_printable(at.native()),
-                 i + 1, parts, path_printable(path.filename().native()));
+      fail_not_found("{}: part {} of {} is missing: put it beside {}", path_printable(at.native()),
+                     i + 1, parts, path_printable(path.filename().native()));
     }
     paths.push_back(at);
   }
   std::optional<std::int64_t> promised;
   for (std::int64_t i = 0; i < parts; ++i) {
     const std::filesystem::path& at = paths[static_cast<std::size_t>(i)];
-    const MappedFile& map = file.maps_.emplace_back(at);
+    const MappedFile& map = file.files_.emplace_back(at, access);
     GgufPart part = mapped_read(map, [&] { return gguf_part_parse(map.bytes(), at.native()); });
     check_part(part, i, parts);
     if (i == 0) {

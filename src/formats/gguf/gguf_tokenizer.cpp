@@ -1,5 +1,5 @@
 #include "core/error.h"
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 
 #include <string>
 #include <utility>
@@ -33,9 +33,10 @@ std::optional<bool> flag_find(const Gguf& file, std::string_view key) {
 
 }  // namespace
 
-GgufTokenizer tokenizer_from_gguf(const Gguf& file) {
+GgufTokenizer gguf_tokenizer_tables(const Gguf& file) {
   using Kind = GgufValue::Kind;
   GgufTokenizer tables;
+  tables.architecture = file.text("general.architecture", "");
   tables.model = file.text("tokenizer.ggml.model");
   tables.pre = file.text("tokenizer.ggml.pre", "");
 

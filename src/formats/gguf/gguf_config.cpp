@@ -1,7 +1,7 @@
 #include "core/error.h"
 #include "core/text.h"
-#include "formats/gguf.h"
-#include "formats/gguf_keys.h"
+#include "formats/gguf/gguf.h"
+#include "formats/gguf/gguf_keys.h"
 
 #include <algorithm>
 #include <array>

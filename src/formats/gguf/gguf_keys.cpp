@@ -1,4 +1,4 @@
-#include "formats/gguf_keys.h"
+#include "formats/gguf/gguf_keys.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "formats/tokenizer.h"
+#include <lca/tokenizer.h>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -185,9 +185,6 @@ void decoded_strip(const TokenDecoder& decoder, std::string& text, std::size_t& 
 }
 
 Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
-Tokenizer::~Tokenizer() = default;
-Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
-Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text,
                                             const EncodeOptions& options) const {
@@ -195,19 +192,23 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text,
     fail_input("a text of {} bytes is too long for the tokenizer; {} is the most", text.size(),
                kLongestText);
   }
-  std::vector<std::int32_t> ids = Encoder(*state_, options).encode(text);
-  if (options.add_special) {
-    ids.insert(ids.begin(), state_->prefix.begin(), state_->prefix.end());
-    ids.insert(ids.end(), state_->suffix.begin(), state_->suffix.end());
-  }
-  return ids;
+  return guarded([&] {
+    std::vector<std::int32_t> ids = Encoder(*state_, options).encode(text);
+    if (options.add_special) {
+      ids.insert(ids.begin(), state_->prefix.begin(), state_->prefix.end());
+      ids.insert(ids.end(), state_->suffix.begin(), state_->suffix.end());
+    }
+    return ids;
+  });
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool with_special) const {
-  StreamDecoder decoder(*this, with_special);
-  std::string text;
-  for (const std::int32_t id : ids) text += decoder.push(id);
-  return text + decoder.finish();
+  return guarded([&] {
+    StreamDecoder decoder(*this, with_special);
+    std::string text;
+    for (const std::int32_t id : ids) text += decoder.push(id);
+    return text + decoder.finish();
+  });
 }
 
 std::int64_t Tokenizer::size() const { return state_->size(); }
@@ -225,6 +226,11 @@ std::string_view Tokenizer::token(std::int32_t id) const {
   return state_->vocabulary.token(id);
 }
 
+std::string_view Tokenizer::bytes(std::int32_t id) const {
+  state_->check_id(id);
+  return state_->bytes_of(id);
+}
+
 bool Tokenizer::is_special(std::int32_t id) const {
   return id >= 0 && id < size() && state_->is_special[static_cast<std::size_t>(id)] != 0;
 }
@@ -238,6 +244,8 @@ std::string Tokenizer::describe() const {
   return fmt::format("{} BPE, {} tokens",
                      state_->spells_bytes ? "byte-level" : "SentencePiece-style", size());
 }
+
+const std::vector<std::string>& Tokenizer::warnings() const { return state_->warnings; }
 
 StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool with_special)
     : state_(tokenizer.state_),

@@ -1,4 +1,4 @@
-#include "formats/gguf_names.h"
+#include "formats/gguf/gguf_names.h"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,39 @@
+#pragma once
+/// A conversation as pieces, before it is encoded: the tokens a format names, and text.
+
+#include <lca/chat.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lca {
+
+/// One piece of a conversation: a token the format names, or text.
+struct ChatPiece {
+  std::string text;
+  bool mark = false;  ///< a special token, spelled out
+};
+
+/// All that differs between two checkpoints of one format.
+struct ChatStyle {
+  ChatFormat format = ChatFormat::plain;
+  std::string begin;              ///< spelling of the token that begins a conversation; empty: none
+  std::string end;                ///< spelling of the token that ends a reply; empty: none
+  std::string default_system;     ///< the system message where none is given; empty: none
+  std::string preamble;           ///< what Llama 3.1 puts before every system message; empty: none
+  bool thinks = false;            ///< replies begin inside <think>
+  bool forgets_thinking = false;  ///< past replies keep only what follows </think>
+};
+
+/// Reads the style off a template. `begin` and `end` are the tokenizer's tokens as it spells them.
+ChatStyle chat_style(ChatFormat format, std::string_view chat_template, std::string_view begin,
+                     std::string_view end);
+/// The conversation up to where the assistant replies. Adjacent texts are joined.
+std::vector<ChatPiece> chat_pieces(const ChatStyle& style, std::span<const ChatMessage> messages);
+/// From the end of a reply, its end token first (where the format has one), through the user's
+/// message to where the assistant replies again.
+std::vector<ChatPiece> chat_next_pieces(const ChatStyle& style, std::string_view user);
+
+}  // namespace lca
