@@ -97,10 +97,8 @@ Wanted wanted_parse(const Flags& flags) {
   Wanted wanted;
   wanted.prompts = lengths_parse("--prompt", flags.prompt.text, 1, kLongest);
   wanted.depths = lengths_parse("--depths", flags.depths.text, 0, kLongest);
-  wanted.batches = counts_parse("--batch", flags.batch.text, 1, kMostSessions);
-  std::ranges::sort(wanted.batches);
-  const auto repeated = std::ranges::unique(wanted.batches);
-  wanted.batches.erase(repeated.begin(), repeated.end());
+  wanted.batches = lengths_parse("--batch", flags.batch.text, 1, kMostSessions);
+  if (wanted.batches.empty()) fail_input("--batch takes numbers of sessions, not none");
   wanted.generate = count_parse("--generate", flags.generate.text, 1, kLongest);
   wanted.repeat = count_parse("--repeat", flags.repeat.text, 1, kMostRepeats);
   if (wanted.prompts.empty() && wanted.depths.empty()) {
@@ -151,9 +149,9 @@ class Bench {
   /// Throws Error (bad input) where the largest of it would not fit into the machine.
   void require_memory() {
     const auto require = [&](std::int64_t length, std::int64_t batch, const std::string& what) {
-      const SessionMemory memory = session_memory(*model_, options_, length, context_.threads());
-      memory_require(static_cast<double>(memory.cache) * static_cast<double>(batch) +
-                         static_cast<double>(memory.scratch),
+      const Memory memory = session_memory(*model_, options_, length, context_.threads());
+      const auto caches = static_cast<double>(memory.caches);
+      memory_require(caches * static_cast<double>(batch - 1) + static_cast<double>(memory.total()),
                      what);
     };
     if (!wanted_.prompts.empty()) {

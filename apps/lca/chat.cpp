@@ -61,12 +61,11 @@ std::optional<std::string> line_read() {
 
 class Chat {
  public:
-  Chat(const Flags& flags, std::shared_ptr<const Model> model, const Tokenizer& tokenizer,
-       const ChatTemplate& writer, GenerateOptions options, SessionKeeper& keeper)
+  Chat(const Flags& flags, std::shared_ptr<const Model> model, ChatTemplate format,
+       GenerateOptions options, SessionKeeper& keeper)
       : flags_(flags),
         model_(std::move(model)),
-        tokenizer_(tokenizer),
-        writer_(writer),
+        format_(std::move(format)),
         options_(std::move(options)),
         keeper_(keeper),
         context_(flags.model.threads()),
@@ -125,10 +124,10 @@ class Chat {
         messages.push_back({ChatMessage::Role::system, flags_.system.text});
       }
       messages.push_back({ChatMessage::Role::user, text});
-      return writer_.prompt(messages);
+      return format_.prompt(messages);
     }
     std::vector<std::int32_t> ids = session_.pending();
-    const std::vector<std::int32_t> next = writer_.next_turn(text, false);
+    const std::vector<std::int32_t> next = format_.next_turn(text, false);
     ids.insert(ids.end(), next.begin(), next.end());
     return ids;
   }
@@ -158,7 +157,7 @@ class Chat {
     TextPrinter printer;
     Reply reply;
     try {
-      reply = reply_make(session_, tokenizer_, ids, options_, "reading", std::ref(printer));
+      reply = reply_make(session_, ids, options_, "reading", std::ref(printer));
     } catch (const OutputClosed&) {
       session_.set_pending({});
       keeper_.try_save(session_);
@@ -178,8 +177,7 @@ class Chat {
 
   const Flags& flags_;
   std::shared_ptr<const Model> model_;
-  const Tokenizer& tokenizer_;
-  const ChatTemplate& writer_;
+  ChatTemplate format_;
   GenerateOptions options_;
   SessionKeeper& keeper_;
   Context context_;
@@ -194,17 +192,15 @@ void run(const Flags& flags) {
   flags.reply.read({});
   SessionKeeper keeper(flags.session);
   system_check(flags.system, keeper);
-  const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
-  const Tokenizer tokenizer = checkpoint.tokenizer();
-  const std::unique_ptr<ChatTemplate> writer = chat_writer(checkpoint, tokenizer, flags.format);
-  GenerateOptions options = flags.reply.read(reply_end_tokens(checkpoint, writer.get()));
   const std::shared_ptr<const Model> model = flags.model.load();
+  const ChatTemplate format = chat_template(*model, flags.format);
+  GenerateOptions options = flags.reply.read(reply_end_tokens(*model, &format));
   if (stdin_is_terminal()) {
     print_note(fmt::format("{}, {} format; /help says what else there is",
-                           path_printable(checkpoint.path().filename().native()),
-                           chat_format_name(writer->format())));
+                           path_printable(std::filesystem::path(model->info().path).filename().native()),
+                           chat_format_name(format.format())));
   }
-  Chat(flags, model, tokenizer, *writer, std::move(options), keeper).run();
+  Chat(flags, model, format, std::move(options), keeper).run();
 }
 
 }  // namespace

@@ -55,14 +55,13 @@ SessionOptions with_method(SessionOptions options, MethodKind kind) {
 
 /// Reads and answers with one method, and shows the answer while it comes.
 Answer answer(const std::shared_ptr<const Model>& model, Context& context,
-              const SessionOptions& options, const Tokenizer& tokenizer,
-              std::span<const std::int32_t> prompt, const GenerateOptions& generate,
+              const SessionOptions& options, std::span<const std::int32_t> prompt, const GenerateOptions& generate,
               const std::string& name) {
   print(fmt::format("{} answers:\n", name));
   Session session(model, context, options);
   TextPrinter printer;
   Answer made{name,
-              reply_make(session, tokenizer, prompt, generate, name + " reads", std::ref(printer))};
+              reply_make(session, prompt, generate, name + " reads", std::ref(printer))};
   printer.end_line();
   if (made.reply.cancelled()) print_note(reply_summary(made.reply));
   interrupt_check();
@@ -106,16 +105,13 @@ void run(const Flags& flags) {
   if (!flags.document.given()) {
     fail_input("--document is missing; it takes a text file (make demo brings one)");
   }
-  const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
-  const Tokenizer tokenizer = checkpoint.tokenizer();
-  const std::unique_ptr<ChatTemplate> writer = chat_writer(checkpoint, tokenizer, TextFlag{});
-  const GenerateOptions generate = flags.reply.read(reply_end_tokens(checkpoint, writer.get()));
   const std::array message = {
       ChatMessage{ChatMessage::Role::user,
                   text_read("--document", flags.document.text) + "\n\n" + flags.question.text}};
-  const std::vector<std::int32_t> prompt = writer->prompt(message);
-
   const std::shared_ptr<const Model> model = flags.model.load();
+  const ChatTemplate format = chat_template(*model, TextFlag{});
+  const GenerateOptions generate = flags.reply.read(reply_end_tokens(*model, &format));
+  const std::vector<std::int32_t> prompt = format.prompt(message);
   check_ids(prompt, model->info());
   Context context(flags.model.threads());
   const SessionOptions lca = with_method(flags.model.session_options(*model), MethodKind::lca);
@@ -126,11 +122,11 @@ void run(const Flags& flags) {
   ContextWarning(model->info()).check(count);
 
   print_heading(model->info(), flags, count, context.threads());
-  const Answer a = answer(model, context, lca, tokenizer, prompt, generate, "LCA");
-  const Answer b = answer(model, context, dense, tokenizer, prompt, generate, "Dense");
+  const Answer a = answer(model, context, lca, prompt, generate, "LCA");
+  const Answer b = answer(model, context, dense, prompt, generate, "Dense");
   print(table_text(a.reply, b.reply) + "\n");
   print(fmt::format("LCA here: {}\n", settings_line(lca.settings)));
-  const bool trained = flags.model.adapted() || !checkpoint.config().lca.empty();
+  const bool trained = model->info().trained;
   if (!trained) print(fmt::format("\n{}", kHonestly));
 }
 

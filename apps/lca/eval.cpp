@@ -126,9 +126,8 @@ void print_report(const Slice& all, const std::vector<Slice>& slices, const Sess
                          bytes_text(cache, dense), bytes_text(dense)));
 }
 
-std::vector<std::int32_t> ids_read(const Flags& flags, std::int64_t length) {
-  const Tokenizer tokenizer = Checkpoint::open(flags.model.path()).tokenizer();
-  std::vector<std::int32_t> ids = tokenizer.encode(text_read("--file", flags.file.text));
+std::vector<std::int32_t> ids_read(const Flags& flags, const Model& model, std::int64_t length) {
+  std::vector<std::int32_t> ids = model.tokenizer().encode(text_read("--file", flags.file.text));
   if (static_cast<std::int64_t>(ids.size()) < length) {
     fail_input("{}: holds {} tokens, fewer than --length {}", path_printable(flags.file.text),
                ids.size(), length);
@@ -143,9 +142,8 @@ void run(const Flags& flags) {
     fail_input("--file is missing; it takes a text, or - for standard input");
   if (!flags.length.given()) fail_input("--length is missing; it takes how many tokens to read");
   const std::int64_t length = count_parse("--length", flags.length.text, 2);
-  const std::vector<std::int32_t> ids = ids_read(flags, length);
-
   const std::shared_ptr<const Model> model = flags.model.load();
+  const std::vector<std::int32_t> ids = ids_read(flags, *model, length);
   check_ids(ids, model->info());
   const SessionOptions options = flags.model.session_options(*model);
   Context context(flags.model.threads());

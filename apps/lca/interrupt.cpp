@@ -7,7 +7,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
+#include <mutex>
+#include <system_error>
 #include <utility>
 
 namespace lca::cli {
@@ -79,5 +83,24 @@ void writable_check(const std::string& path) {
 
 InterruptWatch::InterruptWatch() { ++watches; }
 InterruptWatch::~InterruptWatch() { --watches; }
+
+InterruptStop::InterruptStop() {
+  // A signal handler may not take locks, which requesting a stop does: hence a thread that looks.
+  const auto watch = [source = source_](const std::stop_token& ended) mutable {
+    constexpr std::chrono::milliseconds kPause(10);
+    std::mutex mutex;
+    std::condition_variable_any wake;
+    std::unique_lock lock(mutex);
+    while (!ended.stop_requested()) {
+      if (interrupt_pending()) source.request_stop();
+      wake.wait_for(lock, ended, kPause, [] { return false; });
+    }
+  };
+  try {
+    watcher_ = std::jthread(watch);
+  } catch (const std::system_error&) {
+    // Without a thread a signal is noticed between chunks and tokens.
+  }
+}
 
 }  // namespace lca::cli

@@ -1,7 +1,9 @@
 #pragma once
 /// Ctrl-C, and readers that go away.
 
+#include <stop_token>
 #include <string>
+#include <thread>
 
 namespace lca::cli {
 
@@ -58,6 +60,17 @@ class InterruptWatch {
   ~InterruptWatch();
   InterruptWatch(const InterruptWatch&) = delete;
   InterruptWatch& operator=(const InterruptWatch&) = delete;
+};
+
+/// Requests a stop as soon as a signal is noted: work that takes a stop token ends inside a chunk.
+class InterruptStop {
+ public:
+  InterruptStop();
+  std::stop_token token() const { return source_.get_token(); }
+
+ private:
+  std::stop_source source_;
+  std::jthread watcher_;
 };
 
 }  // namespace lca::cli

@@ -71,13 +71,11 @@ void run(const Flags& flags) {
     fail_input("give the ids either with --tokens 1,2,3 or with --tokens-file FILE");
   }
   if (!flags.out.given()) fail_input("--out is missing; it takes the file to write");
-  const std::int64_t vocabulary = Checkpoint::open(flags.model.path()).config().vocabulary;
+  writable_check(flags.out.text);
+  const std::shared_ptr<const Model> model = flags.model.load();
+  const std::int64_t vocabulary = model->info().vocabulary;
   const std::vector<std::int32_t> ids = ids_of(flags, vocabulary);
   const auto count = static_cast<std::int64_t>(ids.size());
-
-  writable_check(flags.out.text);
-
-  const std::shared_ptr<const Model> model = flags.model.load();
   const SessionOptions options = flags.model.session_options(*model);
   Context context(flags.model.threads());
   session_require(*model, options, count, context.threads(), fmt::format("{} tokens", count));

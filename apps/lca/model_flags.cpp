@@ -85,7 +85,7 @@ void ModelFlags::add_common(CLI::App& app, const std::string& precision,
                  "what products are computed in; auto: bf16 where the processor has it", precision);
   weights_.add(app);
   chunk_.add(app, "--chunk", "N", "tokens of a prompt read together; tuned unless given");
-  device_.add(app, "--device", "cpu|cuda", "where the model runs", "cpu");
+  device_.add(app, "--device", "cpu|cuda|cuda:N|auto", "where the model runs", "auto");
   common_.add(app);
   knobs_.add(app, method_flag, KnobFlags::ScaleFlag::no);
 }
@@ -101,13 +101,17 @@ void ModelFlags::check() const {
 }
 
 void ModelFlags::device_check() const {
-  static constexpr std::string_view kNames[] = {"cpu", "cuda"};
-  if (choice_parse("--device", device_.text, kNames) == 0) return;
+  if (device_.text == "cpu" || device_.text == "auto") return;
+  if (device_.text != "cuda" && !device_.text.starts_with("cuda:")) {
+    fail_input("--device must be cpu, cuda, cuda:N or auto, not \"{}\"",
+               text_printable(device_.text));
+  }
   const std::string missing = cuda::unavailable();
-  if (!missing.empty()) fail_input("--device cuda: {}", missing);
-  fail_input(
-      "--device cuda: whole models do not run on the GPU yet, only attention layers (lca op, "
-      "lca bench attention); use --device cpu");
+  if (!missing.empty()) fail_incompatible("--device {}: {}", text_printable(device_.text), missing);
+  fail_incompatible(
+      "--device {}: whole models do not run on the GPU yet, only attention layers (lca op, lca "
+      "bench attention); use --device cpu",
+      text_printable(device_.text));
 }
 
 Precision ModelFlags::precision() const {
@@ -125,6 +129,8 @@ std::shared_ptr<const Model> ModelFlags::load() const {
   options.adapter = adapter_parse(adapter_.text);
   options.precision = precision();
   options.weights = weights_.read();
+  options.device = device_.text;
+  options.threads = threads();
   Progress progress(1);
   progress.step("loading the model", 0);
   options.progress = [&progress](double share) { progress.reached(share, "loading the model"); };

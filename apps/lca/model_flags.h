@@ -3,9 +3,9 @@
 /// reply is picked. Everything typed is checked before anything is loaded.
 
 #include "arguments.h"
-#include "engine/generate.h"
 #include "formats/checkpoint.h"
 
+#include <lca/generate.h>
 #include <lca/model.h>
 #include <lca/session.h>
 
@@ -60,8 +60,6 @@ class ModelFlags {
 
   std::filesystem::path path() const { return model_.path(); }
   int threads() const { return common_.threads(); }
-  /// Whether an adapter is applied.
-  bool adapted() const { return !adapter_parse(adapter_.text).empty(); }
   /// Loads it, with progress on standard error.
   std::shared_ptr<const Model> load() const;
   /// The model's own settings with the flags applied.

@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "attention/layout.h"
+#include "attention/settings_kind.h"
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -124,8 +125,7 @@ class Planner {
  private:
   Cost layer_cost(const LayerSpec& spec, std::int64_t length) const {
     const Layout layout(spec.settings);
-    const bool whole_prompt =
-        spec.settings.method == MethodKind::lca && spec.settings.summary == Summary::prompt;
+    const bool whole_prompt = summary_waits(spec.settings);
     // `prompt` mode cannot go chunk by chunk: a layer takes the whole prompt before it condenses.
     const std::int64_t run = whole_prompt ? length : std::min(chunk_, length);
     const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(spec.dtype));

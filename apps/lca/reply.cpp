@@ -33,12 +33,12 @@ bool condenses(const SessionOptions& options) {
 void session_require(const Model& model, const SessionOptions& options, std::int64_t length,
                      int threads, const std::string& what) {
   const std::int64_t available = memory_available();
-  const SessionMemory memory = session_memory(model, options, length, threads);
-  const double bytes = static_cast<double>(memory.cache) + static_cast<double>(memory.scratch);
+  const Memory memory = session_memory(model, options, length, threads);
+  const auto bytes = static_cast<double>(memory.total());
   if (available < 0 || bytes <= static_cast<double>(available)) return;
-  fail_input(
+  fail_memory(
       "{} need about {} of memory beside the weights ({} of it cache) and {} are available; {}",
-      what, bytes_text(bytes), bytes_text(static_cast<double>(memory.cache)),
+      what, bytes_text(bytes), bytes_text(static_cast<double>(memory.caches)),
       bytes_text(static_cast<double>(available)),
       condenses(options) ? "make it shorter" : "use --method lca, or make it shorter");
 }
@@ -61,15 +61,9 @@ void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info) {
   }
 }
 
-std::unique_ptr<ChatTemplate> chat_writer(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
-                                          const TextFlag& flag) {
-  const std::string chat_template = checkpoint.chat_template();
+ChatTemplate chat_template(const Model& model, const TextFlag& flag) {
   try {
-    const ChatFormat format =
-        flag.given() ? chat_format_parse(flag.text)
-                     : chat_format_detect(chat_template,
-                                          architecture_name(checkpoint.config().architecture));
-    return std::make_unique<ChatTemplate>(tokenizer, format, chat_template);
+    return flag.given() ? model.chat(chat_format_parse(flag.text)) : model.chat();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::incompatible) throw;
     fail_incompatible("{} (--chat-format)", error.what());
@@ -80,11 +74,10 @@ std::string chat_format_placeholder() {
   return fmt::format("{}", fmt::join(chat_format_names(), "|"));
 }
 
-std::vector<std::int32_t> reply_end_tokens(const Checkpoint& checkpoint,
-                                           const ChatTemplate* writer) {
-  std::vector<std::int32_t> tokens = checkpoint.end_tokens();
-  if (writer == nullptr) return tokens;
-  tokens.insert(tokens.end(), writer->end_tokens().begin(), writer->end_tokens().end());
+std::vector<std::int32_t> reply_end_tokens(const Model& model, const ChatTemplate* format) {
+  std::vector<std::int32_t> tokens = model.info().end_tokens;
+  if (format == nullptr) return tokens;
+  tokens.insert(tokens.end(), format->end_tokens().begin(), format->end_tokens().end());
   return tokens;
 }
 
@@ -102,7 +95,8 @@ void prefill_shown(Session& session, std::span<const std::int32_t> tokens, const
           fmt::format("{} {} of {} tokens, {}", label, at.done, at.total, rate_text(speed)));
       return !interrupt_pending();
     };
-    session.prefill(tokens, show, logits);
+    const InterruptStop stop;
+    session.prefill(tokens, show, logits, stop.token());
   }
   const std::span<const float> last = session.logits();
   if (std::ranges::any_of(last, [](float value) { return std::isnan(value); })) {
@@ -119,9 +113,9 @@ double Reply::decode_rate() const {
   return rate(static_cast<double>(generated.tokens.size()) - 1, decode_seconds);
 }
 
-Reply reply_make(Session& session, const Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
+Reply reply_make(Session& session, std::span<const std::int32_t> prompt,
                  const GenerateOptions& options, const std::string& label,
-                 const std::function<void(std::string_view)>& on_text) {
+                 const std::function<void(std::string_view)>& on_text, std::size_t marked) {
   const InterruptWatch interrupts;
   Reply reply;
   reply.prompt_tokens = static_cast<std::int64_t>(prompt.size());
@@ -129,16 +123,21 @@ Reply reply_make(Session& session, const Tokenizer& tokenizer, std::span<const s
   reply.reused_tokens = before;
   const Stopwatch watch;
   try {
-    if (!prompt.empty()) prefill_shown(session, prompt, label);
+    if (marked > 0) {
+      prefill_shown(session, prompt.first(marked), label);
+      session.mark();
+    }
+    if (marked < prompt.size()) prefill_shown(session, prompt.subspan(marked), label);
     reply.prefill_seconds = watch.seconds();
-    reply.generated = generate(session, tokenizer, options, [&](std::string_view text) {
-      const double now = watch.seconds();
-      if (reply.first_seconds == 0) reply.first_seconds = now;
-      reply.decode_seconds = now - reply.first_seconds;
-      on_text(text);
+    reply.generated = generate(session, {}, options, [&](const GeneratePiece& piece) {
+      on_text(piece.text);
       return !interrupt_pending();
     });
     reply.read_tokens = reply.prompt_tokens;
+    if (reply.generated.first_seconds > 0) {
+      reply.first_seconds = reply.prefill_seconds + reply.generated.first_seconds;
+    }
+    reply.decode_seconds = reply.generated.decode_seconds;
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::cancelled) throw;
     reply.prefill_seconds = watch.seconds();

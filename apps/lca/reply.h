@@ -2,10 +2,9 @@
 /// Reading a prompt and writing the reply, with progress while it works and numbers at the end.
 
 #include "arguments.h"
-#include "engine/generate.h"
-#include "formats/checkpoint.h"
 
 #include <lca/chat.h>
+#include <lca/generate.h>
 #include <lca/model.h>
 #include <lca/session.h>
 
@@ -51,16 +50,14 @@ class ContextWarning {
 /// Throws Error (bad input) where an id is beyond the model's vocabulary.
 void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info);
 
-/// How conversations with a checkpoint are written: in the format that `flag` (`--chat-format`)
-/// names, else its own. The tokenizer must outlive it.
-std::unique_ptr<ChatTemplate> chat_writer(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
-                                          const TextFlag& flag);
+/// How conversations with a model are written: in the format that `flag` (`--chat-format`) names,
+/// else its own.
+ChatTemplate chat_template(const Model& model, const TextFlag& flag);
 /// The names of all formats, as a placeholder: a|b|c.
 std::string chat_format_placeholder();
 
 /// Tokens that end a reply: the checkpoint's and, unless null, the format's.
-std::vector<std::int32_t> reply_end_tokens(const Checkpoint& checkpoint,
-                                           const ChatTemplate* writer);
+std::vector<std::int32_t> reply_end_tokens(const Model& model, const ChatTemplate* format);
 
 /// Session::prefill with a progress line called `label`. Ctrl-C stops it: Error (cancelled). Call
 /// it inside an InterruptWatch. Throws Error (bad input) where the model computes NaN.
@@ -85,11 +82,12 @@ struct Reply {
 };
 
 /// Reads `prompt` (which may be empty where the session's logits are known) and continues it;
-/// `on_text` gets the text as it comes. Ctrl-C ends either part,
-/// and the reply then says so: it stays pending for the caller to clear or to leave with.
-Reply reply_make(Session& session, const Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
+/// `on_text` gets the text as it comes. The session is marked after the first `marked` tokens of
+/// the prompt (0: nowhere). Ctrl-C ends either part, and the reply then says so: it stays pending
+/// for the caller to clear or to leave with.
+Reply reply_make(Session& session, std::span<const std::int32_t> prompt,
                  const GenerateOptions& options, const std::string& label,
-                 const std::function<void(std::string_view)>& on_text);
+                 const std::function<void(std::string_view)>& on_text, std::size_t marked = 0);
 
 /// "6612 tokens read at 540/s, first token after 12.3 s, …" in one line.
 std::string reply_summary(const Reply& reply);

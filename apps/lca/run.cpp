@@ -1,5 +1,6 @@
 /// `lca run`: one question to a model, with a document or without, and its answer.
 
+#include "attention/settings_kind.h"
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
@@ -14,7 +15,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 
 namespace lca::cli {
 namespace {
@@ -47,34 +50,53 @@ struct Flags {
   bool json = false;
 };
 
-/// Document first, then a blank line, then the question.
-std::string message_text(const Flags& flags) {
-  std::string text = flags.file.given() ? text_read("--file", flags.file.text) : "";
-  if (!flags.prompt.given()) return text;
-  if (!text.empty()) text += text.ends_with('\n') ? "\n" : "\n\n";
-  return text + flags.prompt.text;
+/// What the user says: the document first, then a blank line, then the question.
+struct Message {
+  std::string document;  // with its blank line, where a question follows
+  std::string text;      // all of it
+};
+
+Message message_read(const Flags& flags) {
+  Message message;
+  if (flags.file.given()) message.document = text_read("--file", flags.file.text);
+  message.text = message.document;
+  if (flags.prompt.given()) {
+    const std::string& text = message.text;
+    if (!text.empty()) message.text += text.ends_with('\n') ? "\n" : "\n\n";
+    message.text += flags.prompt.text;
+  }
+  if (message.text.empty()) fail_input("the prompt is empty: there is nothing to answer");
+  return message;
 }
 
-/// A conversation from its beginning.
+/// A conversation from its beginning, in which the user says `text`.
 std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokenizer,
-                                     const ChatTemplate* writer) {
-  const std::string text = message_text(flags);
-  if (text.empty()) fail_input("the prompt is empty: there is nothing to answer");
-  if (writer == nullptr) return tokenizer.encode(text, {.add_special = true});
+                                     const ChatTemplate* format, const std::string& text) {
+  if (format == nullptr) return tokenizer.encode(text, {.add_special = true});
   std::vector<ChatMessage> messages;
   if (flags.system.given()) messages.push_back({ChatMessage::Role::system, flags.system.text});
   messages.push_back({ChatMessage::Role::user, text});
-  return writer->prompt(messages);
+  return format->prompt(messages);
+}
+
+/// How many of the prompt's tokens lie wholly inside the document, whatever question follows: those
+/// that the document alone begins with as well.
+std::size_t document_tokens(const Flags& flags, const Tokenizer& tokenizer,
+                            const ChatTemplate* format, const Message& message,
+                            std::span<const std::int32_t> prompt) {
+  if (message.document.empty() || !flags.prompt.given()) return 0;
+  const std::vector<std::int32_t> alone = prompt_ids(flags, tokenizer, format, message.document);
+  return static_cast<std::size_t>(std::ranges::mismatch(prompt, alone).in1 - prompt.begin());
 }
 
 /// What a session that has begun reads next: what it still had to read, and the next turn.
 std::vector<std::int32_t> next_ids(const Flags& flags, const Tokenizer& tokenizer,
-                                   const ChatTemplate* writer, const Session& session) {
+                                   const ChatTemplate* format, const Session& session) {
   std::vector<std::int32_t> ids = session.pending();
   if (!flags.prompt.given()) return ids;
   if (flags.prompt.text.empty()) fail_input("the prompt is empty: there is nothing to answer");
   const std::vector<std::int32_t> next =
-      writer != nullptr ? writer->next_turn(flags.prompt.text, false)
+      format != nullptr ? format->next_turn(flags.prompt.text, false)
                         : tokenizer.encode(flags.prompt.text, {.add_special = false});
   ids.insert(ids.end(), next.begin(), next.end());
   return ids;
@@ -127,12 +149,12 @@ void check(const Flags& flags, const SessionKeeper& keeper) {
 }
 
 /// Reads and answers, and saves the session whatever becomes of it.
-Reply reply_kept(Session& session, SessionKeeper& keeper, const Tokenizer& tokenizer,
-                 std::span<const std::int32_t> prompt, const GenerateOptions& options,
+Reply reply_kept(Session& session, SessionKeeper& keeper, std::span<const std::int32_t> prompt,
+                 std::size_t marked, const GenerateOptions& options,
                  const std::function<void(std::string_view)>& on_text) {
   const InterruptWatch interrupts;  // from the first token to the end of saving
   try {
-    Reply reply = reply_make(session, tokenizer, prompt, options, "reading", on_text);
+    Reply reply = reply_make(session, prompt, options, "reading", on_text, marked);
     session.set_pending({prompt.begin() + reply.read_tokens, prompt.end()});
     keeper.try_save(session);
     return reply;
@@ -144,34 +166,43 @@ Reply reply_kept(Session& session, SessionKeeper& keeper, const Tokenizer& token
   }
 }
 
+/// Whether a session can be marked: where later prompts do not change what was condensed.
+bool can_mark(const Session& session) {
+  return std::ranges::none_of(session.settings(), summary_waits);
+}
+
 void run(const Flags& flags) {
   check(flags);
   GenerateOptions options = flags.reply.read({});  // mistakes in flags come before slow work
-  const Stopwatch load_watch;
   SessionKeeper keeper(flags.session);
   check(flags, keeper);
-  const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
-  const Tokenizer tokenizer = checkpoint.tokenizer();
-  std::unique_ptr<ChatTemplate> writer;
-  if (!flags.raw) {
-    writer = chat_writer(checkpoint, tokenizer, flags.format);
-  }
-  options = flags.reply.read(reply_end_tokens(checkpoint, writer.get()));
-  double load_seconds = load_watch.seconds();
   const bool from_start = flags.file.given() || !keeper.begun();
-  std::vector<std::int32_t> prompt;
-  if (from_start) prompt = prompt_ids(flags, tokenizer, writer.get());
+  const Message message = from_start ? message_read(flags) : Message{};
 
-  const Stopwatch weights_watch;
+  const Stopwatch load_watch;
   const std::shared_ptr<const Model> model = flags.model.load();
-  load_seconds += weights_watch.seconds();
+  const Tokenizer& tokenizer = model->tokenizer();
+  std::optional<ChatTemplate> chat;
+  if (!flags.raw) chat = chat_template(*model, flags.format);
+  const ChatTemplate* format = chat ? &*chat : nullptr;
+  options = flags.reply.read(reply_end_tokens(*model, format));
+  const double load_seconds = load_watch.seconds();
+
   Context context(flags.model.threads());
   Session session = keeper.open(model, context, flags.model.session_options(*model));
+  std::vector<std::int32_t> prompt;
+  std::size_t marked = 0;
   if (from_start) {
+    prompt = prompt_ids(flags, tokenizer, format, message.text);
+    check_ids(prompt, model->info());
+    if (keeper.given() && can_mark(session)) {
+      marked = document_tokens(flags, tokenizer, format, message, prompt);
+    }
     const std::int64_t reused = keeper.begun() ? session.keep_prefix(prompt) : 0;
     prompt.erase(prompt.begin(), prompt.begin() + reused);
+    marked -= std::min(marked, static_cast<std::size_t>(reused));
   } else {
-    prompt = next_ids(flags, tokenizer, writer.get(), session);
+    prompt = next_ids(flags, tokenizer, format, session);
   }
   if (prompt.empty() && session.logits().empty()) {
     fail_input("{}: there is nothing to go on from; give the next turn with -p TEXT",
@@ -189,7 +220,7 @@ void run(const Flags& flags) {
   warning.check(count);
   TextPrinter printer;
   const Reply reply =
-      reply_kept(session, keeper, tokenizer, prompt, options, [&](std::string_view text) {
+      reply_kept(session, keeper, prompt, marked, options, [&](std::string_view text) {
         if (!flags.json) printer(text);
       });
   printer.end_line();

@@ -11,8 +11,10 @@
 #include "terminal.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -41,6 +43,7 @@ struct Summed {
   SessionHead head;
   std::size_t file_bytes = 0;
   std::size_t cache_bytes = 0;
+  std::vector<std::int64_t> marks;  // ascending
 };
 
 Summed summed(const std::string& path) {
@@ -49,6 +52,8 @@ Summed summed(const std::string& path) {
   std::error_code code;
   sum.file_bytes = std::filesystem::file_size(path, code);
   for (const Cache& cache : record.caches) sum.cache_bytes += cache.bytes();
+  for (const SavedMark& mark : record.marks) sum.marks.push_back(mark.position);
+  std::ranges::sort(sum.marks);
   sum.head = std::move(record.head);
   return sum;
 }
@@ -60,7 +65,7 @@ std::string_view precision_text(Precision precision) {
 Json session_json(const std::string& path, const Summed& sum) {
   const SessionHead& head = sum.head;
   return {{"path", path},
-          {"version", kSessionVersion},
+          {"version", head.version},
           {"written_by", "lca " + head.program},
           {"checksum", "ok"},
           {"bytes", sum.file_bytes},
@@ -68,6 +73,7 @@ Json session_json(const std::string& path, const Summed& sum) {
           {"reply_tokens", head.length() - head.prompt_end},
           {"pending_tokens", head.pending.size()},
           {"shortest_cut", head.truncate_floor},
+          {"marks", sum.marks},
           {"cache_bytes", sum.cache_bytes},
           {"model",
            {{"name", head.model},
@@ -77,6 +83,8 @@ Json session_json(const std::string& path, const Summed& sum) {
             {"vocabulary", head.vocabulary},
             {"weights", head.weights},
             {"precision", precision_text(head.precision)},
+            {"cache_type", dtype_name(head.dtype)},
+            {"device", head.device},
             {"fingerprint", head.fingerprint}}},
           {"settings", settings_json(head.settings)}};
 }
@@ -99,7 +107,7 @@ void inspect(const InspectFlags& flags) {
     print(fmt::format("{:<14}{}\n", label, text_printable(text, 2000)));
   };
   line("path", flags.path);
-  line("format", fmt::format("version {}, written by lca {}; the checksum holds", kSessionVersion,
+  line("format", fmt::format("version {}, written by lca {}; the checksum holds", head.version,
                              head.program));
   line("size", fmt::format("{}, {} of it cache", bytes_text(static_cast<double>(sum.file_bytes)),
                            bytes_text(static_cast<double>(sum.cache_bytes))));
@@ -107,7 +115,9 @@ void inspect(const InspectFlags& flags) {
                                    head.length() - head.prompt_end);
   if (!head.pending.empty()) tokens += fmt::format("; {} more to be read", head.pending.size());
   line("tokens", tokens);
-  line("can be cut to", fmt::format("{} tokens or more", head.truncate_floor));
+  std::string cuts = fmt::format("{} tokens or more", head.truncate_floor);
+  if (!sum.marks.empty()) cuts += fmt::format("; marked at {}", fmt::join(sum.marks, ", "));
+  line("can be cut to", cuts);
   line("model",
        fmt::format("{}: {}, {} layers of width {}, {} weights, {}", head.model, head.architecture,
                    head.layers, head.hidden, head.weights, precision_text(head.precision)));
@@ -177,7 +187,7 @@ void fork(const ForkFlags& flags) {
   } else {
     session_cut(record, length, flags.from);
     const InterruptShield shield;
-    session_write(flags.to, record.head, record.caches);
+    session_write(flags.to, record);
   }
   const Summed sum = summed(flags.to);
   if (flags.json) {

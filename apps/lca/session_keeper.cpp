@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "terminal.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -65,7 +66,10 @@ Session SessionKeeper::open(std::shared_ptr<const Model> model, Context& context
   if (!record_) return {std::move(model), context, options};
   SessionRecord record = std::move(*record_);
   record_.reset();
-  return session_resume(std::move(record), std::move(model), context, {{}, options.chunk}, path_);
+  Session session = session_resume(std::move(record), std::move(model), context,
+                                   {{}, options.chunk, options.marks}, path_);
+  for (const std::string& notice : session.notices()) print_note("lca: note: " + notice);
+  return session;
 }
 
 void SessionKeeper::save(const Session& session) {

@@ -6,6 +6,8 @@
 #include <lca/context.h>
 #include <lca/error.h>
 #include <lca/file_access.h>
+#include <lca/generate.h>
+#include <lca/memory.h>
 #include <lca/method.h>
 #include <lca/model.h>
 #include <lca/sampling.h>

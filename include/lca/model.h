@@ -1,9 +1,13 @@
 #pragma once
 /// A language model from disk: a Hugging Face folder or a GGUF file, as it is.
 
+#include <lca/chat.h>
+#include <lca/file_access.h>
+#include <lca/memory.h>
 #include <lca/settings.h>
 #include <lca/shape.h>
 #include <lca/tensor.h>
+#include <lca/tokenizer.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +30,10 @@ enum class WeightPacking : std::uint8_t { keep, q8_0, q4_0 };
 struct ModelOptions {
   std::string path;     ///< a folder or a .gguf file
   std::string adapter;  ///< a PEFT LoRA folder; empty: none
+  /// Where it runs: "cpu", "cuda", "cuda:1", or "auto", a GPU where there is one that can.
+  std::string device = "auto";
+  int threads = 0;  ///< that load it; 0: one per core this process may use
+  FileAccess access = FileAccess::map;
   /// `automatic`: bf16 where the processor multiplies it natively, else f32.
   Precision precision = Precision::automatic;
   WeightPacking weights = WeightPacking::keep;
@@ -48,11 +56,12 @@ struct ModelInfo {
   double softmax_scale = 0;
   Precision precision = Precision::f32;  ///< what `automatic` became
   WeightPacking weights = WeightPacking::keep;
+  bool trained = false;        ///< it, or its adapter, was fine-tuned for its `settings`
   std::string device = "cpu";  ///< where it runs: "cpu", "cuda:0", …
   std::vector<std::int32_t> end_tokens;
 };
 
-/// An immutable model; any number of sessions may share it.
+/// An immutable model. Thread-safe: any number of sessions in any number of threads may share it.
 class Model {
  public:
   /// Opens, checks and binds every tensor; throws Error naming what is missing or wrong.
@@ -64,6 +73,15 @@ class Model {
   const ModelInfo& info() const;
   /// The adapter's settings, else the checkpoint's, else preset `training-free`: one per layer.
   const std::vector<Settings>& settings() const;
+  const Tokenizer& tokenizer() const;
+  /// How conversations with it are written: in the format of its chat template. Throws Error
+  /// (incompatible) where that is of an unknown kind; `chat` with a format goes around it.
+  ChatTemplate chat() const;
+  ChatTemplate chat(ChatFormat format) const;
+  /// Tokens that end a reply: the checkpoint's and, where it has a known one, its chat format's.
+  const std::vector<std::int32_t>& end_tokens() const;
+  /// What it holds: its weights.
+  Memory memory() const;
   /// The type its caches store: bf16 or f32, after the precision.
   DType cache_dtype() const;
   /// 32 hexadecimal digits that tell checkpoints and their adapters apart: configuration, every
@@ -76,6 +94,7 @@ class Model {
 
  private:
   explicit Model(std::unique_ptr<State> state);
+  static std::shared_ptr<const Model> load_unguarded(const ModelOptions& options);
   std::unique_ptr<State> state_;
 };
 

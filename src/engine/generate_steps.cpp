@@ -1,8 +1,7 @@
 #include "core/error.h"
-#include "engine/generate.h"
+#include "engine/generate_steps.h"
 
 #include <algorithm>
-#include <chrono>
 
 namespace lca {
 
@@ -33,9 +32,9 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
   const auto decoded = [&](std::int32_t token) {
     return token < tokenizer.size() ? decoder.push(token) : std::string();
   };
-  for (const std::int32_t token : steps.said) {
+  for (const std::int32_t token : steps.begun) {
     filter.push(decoded(token));
-    // Whoever goes on after a stop string means what comes behind it.
+    // What follows a stop string is a reply of its own.
     if (filter.stopped()) filter = StopFilter(options.stops);
   }
   const auto show = [&](std::string_view text) {
@@ -43,7 +42,6 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
     return !on_text || on_text(text);
   };
 
-  const auto start = std::chrono::steady_clock::now();
   while (static_cast<std::int64_t>(result.tokens.size()) < options.max_tokens) {
     const std::int32_t token = steps.pick();
     if (std::ranges::find(options.end_tokens, token) != options.end_tokens.end()) {
@@ -62,7 +60,6 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
       break;
     }
   }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   if (result.reason == StopReason::end_token ||
       (result.reason == StopReason::length && !options.open)) {

@@ -1,5 +1,5 @@
 #include "core/error.h"
-#include "engine/generate.h"
+#include "engine/generate_steps.h"
 
 #include <algorithm>
 #include <utility>

@@ -14,25 +14,13 @@
 namespace lca {
 namespace {
 
+/// Embedding rows are looked up one by one, and the router is multiplied in float32.
 std::vector<PackedMatrix*> movable(DecoderWeights& weights) {
   std::vector<PackedMatrix*> list;
-  const auto add = [&](Linear& layer) {
-    if (!layer.empty() && strips_supported(layer.weight.type)) list.push_back(&layer.weight);
-  };
-  const auto add_feed_forward = [&](FeedForwardWeights& part) {
-    add(part.gate);
-    add(part.up);
-    add(part.down);
-  };
-  for (DecoderLayer& layer : weights.layers) {
-    for (Linear* part :
-         {&layer.q, &layer.q_a, &layer.q_b, &layer.k, &layer.v, &layer.kv_a, &layer.o}) {
-      add(*part);
-    }
-    add_feed_forward(layer.feed_forward);
-    for (FeedForwardWeights& expert : layer.experts) add_feed_forward(expert);
-  }
-  add(weights.head);
+  matrices_visit(weights, [&](MatrixRole role, PackedMatrix& matrix) {
+    const bool moves = role == MatrixRole::linear || role == MatrixRole::head;
+    if (moves && strips_supported(matrix.type)) list.push_back(&matrix);
+  });
   return list;
 }
 
@@ -57,7 +45,7 @@ void heap_trim() {
 
 }  // namespace
 
-void weights_arrange(DecoderWeights& weights, const Checkpoint& checkpoint,
+void weights_arrange(Context& context, DecoderWeights& weights, const Checkpoint& checkpoint,
                      const std::function<void(double)>& progress) {
   const std::vector<PackedMatrix*> list = movable(weights);
   std::size_t total = 0;
@@ -69,7 +57,6 @@ void weights_arrange(DecoderWeights& weights, const Checkpoint& checkpoint,
   // One block for all: huge pages, and a decoding step reads it from one end to the other.
   weights.owned.push_back(aligned_bytes(total));
   std::byte* to = weights.owned.back().get();
-  Context context;
   std::size_t done = 0;
   std::size_t freed = 0;
   for (PackedMatrix* matrix : list) {

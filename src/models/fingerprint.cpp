@@ -121,8 +121,9 @@ void add_config(Digest& digest, const ModelConfig& config) {
   add_experts(digest, config.experts);
 }
 
+/// The types of all matrices in the order of version 1, which counts absent ones too.
 template <typename Visit>
-void matrices_visit(const DecoderWeights& weights, const Visit& visit) {
+void matrices_visit_version1(const DecoderWeights& weights, const Visit& visit) {
   visit(weights.embedding);
   visit(weights.head.weight);
   const auto feed_forward = [&](const FeedForwardWeights& part) {
@@ -173,7 +174,8 @@ std::string fingerprint_version1(const Model& model, Precision precision, DType 
   Digest digest;
   add_checkpoint(digest, state);
   // Weights may be kept in another type than the file's.
-  matrices_visit(state.weights, [&](const PackedMatrix& matrix) { digest.add_value(matrix.type); });
+  matrices_visit_version1(state.weights,
+                          [&](const PackedMatrix& matrix) { digest.add_value(matrix.type); });
   digest.add_value(precision == Precision::bf16 ? ProductType::bf16 : ProductType::f32);
   digest.add_value(dtype);
   state.require_intact();
@@ -182,8 +184,8 @@ std::string fingerprint_version1(const Model& model, Precision precision, DType 
 
 std::string model_weight_type(const Model& model) {
   std::array<std::size_t, kPackedTypes> bytes{};
-  matrices_visit(model.state().weights, [&](const PackedMatrix& matrix) {
-    if (!matrix.empty()) bytes.at(static_cast<std::size_t>(matrix.type)) += matrix.bytes();
+  matrices_visit(model.state().weights, [&](MatrixRole, const PackedMatrix& matrix) {
+    bytes.at(static_cast<std::size_t>(matrix.type)) += matrix.bytes();
   });
   const auto most = std::ranges::max_element(bytes) - bytes.begin();
   return std::string(packed_type_info(static_cast<PackedType>(most)).name);

@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "core/error.h"
 #include "core/file.h"
+#include "core/text.h"
 #include "models/arrange.h"
 #include "models/cpu/cpu_backend.h"
 #include "models/model_state.h"
@@ -33,12 +35,30 @@ ModelInfo model_info(const Model::State& state, WeightPacking packing) {
   return info;
 }
 
+/// The device that `text` names; throws Error where it does not exist or cannot run models.
+std::string device_resolve(const std::string& text) {
+  if (text == "cpu" || text == "auto") return "cpu";
+  if (text == "cuda" || text.starts_with("cuda:")) {
+    fail_incompatible("device {}: whole models run on the CPU only, for now; use cpu",
+                      text_printable(text));
+  }
+  fail_input("device must be cpu, cuda, cuda:N or auto, not \"{}\"", text_printable(text));
+}
+
 }  // namespace
 
 std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
-  auto state = std::make_unique<State>(Checkpoint::open(options.path));
+  return guarded([&] { return load_unguarded(options); });
+}
+
+std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) {
+  const std::string device = device_resolve(options.device);
+  auto state = std::make_unique<State>(Checkpoint::open(options.path, options.access));
   const std::int64_t layers = state->config().layers;
-  if (!options.adapter.empty()) state->adapter = Adapter::open(options.adapter, layers);
+  if (!options.adapter.empty()) {
+    state->adapter = Adapter::open(options.adapter, layers, options.access);
+  }
+  Context context(options.threads);
 
   const bool narrow = options.precision == Precision::bf16 ||
                       (options.precision == Precision::automatic && product_bf16_is_native());
@@ -53,19 +73,24 @@ std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
   mapped_read(
       [&] {
         state->weights =
-            decoder_weights(state->checkpoint, state->adapter ? &*state->adapter : nullptr,
+            decoder_weights(context, state->checkpoint, state->adapter ? &*state->adapter : nullptr,
                             state->cache_dtype, options.weights, part(0, share));
-        if (narrow) weights_arrange(state->weights, state->checkpoint, part(share, 1 - share));
+        if (narrow) weights_arrange(context, state->weights, state->checkpoint, part(share, 1 - share));
       },
       [&] { state->require_intact(); });
+  bool trained = false;
   if (state->adapter && !state->adapter->settings().empty()) {
     state->settings = state->adapter->settings();
+    trained = true;
   } else if (!state->config().lca.empty()) {
     state->settings = state->config().lca;
+    trained = true;
   } else {
     state->settings.assign(static_cast<std::size_t>(layers), settings_preset("training-free"));
   }
   state->info = model_info(*state, options.weights);
+  state->info.device = device;
+  state->info.trained = trained;
   state->backend = cpu_backend(*state);
   return std::shared_ptr<const Model>(new Model(std::move(state)));
 }
@@ -76,5 +101,11 @@ Model::~Model() = default;
 const ModelInfo& Model::info() const { return state_->info; }
 const std::vector<Settings>& Model::settings() const { return state_->settings; }
 DType Model::cache_dtype() const { return state_->cache_dtype; }
+
+Memory Model::memory() const {
+  Memory memory;
+  memory.weights = state_->info.weight_bytes;
+  return memory;
+}
 
 }  // namespace lca

@@ -30,6 +30,11 @@ struct Model::State {
   std::unique_ptr<ModelBackend> backend;
   mutable std::once_flag fingerprinted;
   mutable std::string fingerprint;
+  // Read when first asked for: a model without a tokenizer can be run on ids.
+  mutable std::once_flag tokenizer_opened;
+  mutable std::optional<Tokenizer> tokenizer;
+  mutable std::once_flag ends_collected;
+  mutable std::vector<std::int32_t> end_tokens;
 
   const ModelConfig& config() const { return checkpoint.config(); }
 

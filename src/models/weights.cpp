@@ -22,9 +22,11 @@ namespace {
 /// Looks tensors up by their Hugging Face names, checks them, and remembers what it handed out.
 class Binder {
  public:
-  Binder(const Checkpoint& checkpoint, const Adapter* adapter, DecoderWeights& weights,
-         WeightPacking packing, const std::function<void(double)>& progress)
-      : checkpoint_(checkpoint),
+  Binder(Context& context, const Checkpoint& checkpoint, const Adapter* adapter,
+         DecoderWeights& weights, WeightPacking packing,
+         const std::function<void(double)>& progress)
+      : context_(context),
+        checkpoint_(checkpoint),
         adapter_(adapter),
         weights_(weights),
         packing_(packing),
@@ -208,12 +210,12 @@ class Binder {
     if (progress_) progress_(std::min(share, 1.0));
   }
 
+  Context& context_;
   const Checkpoint& checkpoint_;
   const Adapter* adapter_;
   DecoderWeights& weights_;
   WeightPacking packing_;
   const std::function<void(double)>& progress_;
-  Context context_;
   std::size_t to_pack_ = 1;  // bytes of all tensors
   std::size_t packed_ = 0;   // of them
   std::vector<std::pair<std::string, PackedMatrix>> bound_;
@@ -344,11 +346,12 @@ void bind_feed_forward(Binder& binder, const ModelConfig& config, const std::str
 
 }  // namespace
 
-DecoderWeights decoder_weights(const Checkpoint& checkpoint, const Adapter* adapter, DType dtype,
-                               WeightPacking packing, const std::function<void(double)>& progress) {
+DecoderWeights decoder_weights(Context& context, const Checkpoint& checkpoint,
+                               const Adapter* adapter, DType dtype, WeightPacking packing,
+                               const std::function<void(double)>& progress) {
   const ModelConfig& config = checkpoint.config();
   DecoderWeights weights;
-  Binder binder(checkpoint, adapter, weights, packing, progress);
+  Binder binder(context, checkpoint, adapter, weights, packing, progress);
   weights.embedding = binder.weight("model.embed_tokens.weight", config.vocabulary, config.hidden);
   for (std::int64_t index = 0; index < config.layers; ++index) {
     const std::string module = fmt::format("model.layers.{}.", index);

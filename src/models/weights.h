@@ -49,12 +49,39 @@ struct DecoderWeights {
   std::deque<AlignedBytes> owned;
 };
 
+/// What a matrix is for.
+enum class MatrixRole : std::uint8_t { embedding, router, linear, head };
+
+/// Visits every matrix that the weights have: visit(MatrixRole, PackedMatrix&), const where they
+/// are.
+template <typename Weights, typename Visit>
+void matrices_visit(Weights& weights, const Visit& visit) {
+  const auto linear = [&](auto& layer, MatrixRole role = MatrixRole::linear) {
+    if (!layer.empty()) visit(role, layer.weight);
+  };
+  const auto feed_forward = [&](auto& part) {
+    for (auto* layer : {&part.gate, &part.up, &part.down}) linear(*layer);
+  };
+  visit(MatrixRole::embedding, weights.embedding);
+  for (auto& layer : weights.layers) {
+    for (auto* part :
+         {&layer.q, &layer.q_a, &layer.q_b, &layer.k, &layer.v, &layer.kv_a, &layer.o}) {
+      linear(*part);
+    }
+    linear(layer.router, MatrixRole::router);
+    feed_forward(layer.feed_forward);
+    for (auto& expert : layer.experts) feed_forward(expert);
+  }
+  linear(weights.head, MatrixRole::head);
+}
+
 /// Finds and checks every tensor, and binds the adapter's changes (null: none). Throws Error naming
 /// the first tensor that is missing, has the wrong shape, or holds a NaN or an infinity, and the
 /// first module of the adapter that the model does not have. `dtype` is that of MLA's
 /// up-projections. With `packing` the plain weights of linear layers and the embedding are packed
 /// into `owned`, and the file's pages given back. `progress` is told 0 … 1.
-DecoderWeights decoder_weights(const Checkpoint& checkpoint, const Adapter* adapter, DType dtype,
-                               WeightPacking packing, const std::function<void(double)>& progress);
+DecoderWeights decoder_weights(Context& context, const Checkpoint& checkpoint,
+                               const Adapter* adapter, DType dtype, WeightPacking packing,
+                               const std::function<void(double)>& progress);
 
 }  // namespace lca

@@ -1,5 +1,5 @@
 #include "byte_tokenizer.h"
-#include "engine/generate.h"
+#include "engine/generate_steps.h"
 #include "formats/byte_files.h"
 
 #include <random>
@@ -223,7 +223,7 @@ TEST_F(Generate, AReplyInTwoPiecesIsTheReplyInOne) {
       if (first.reason == StopReason::stop_string) continue;
       const std::vector<std::int32_t> said = again.taken;
       GenerateSteps steps = again.steps();
-      steps.said = said;
+      steps.begun = said;
       const Generated second =
           generate_steps(steps, tokenizer, {.max_tokens = size - cut, .stops = {"\nUser:"}});
       EXPECT_EQ(first.text + second.text, whole) << cut;
@@ -235,7 +235,7 @@ TEST_F(Generate, WhoGoesOnAfterAStopStringMeansWhatComesBehindIt) {
   Script script("a.b.");
   const std::vector<std::int32_t> said = {'x', '.'};
   GenerateSteps steps = script.steps();
-  steps.said = said;
+  steps.begun = said;
   EXPECT_EQ(generate_steps(steps, tokenizer, {.max_tokens = 4, .stops = {"."}}).text, "a");
 }
 

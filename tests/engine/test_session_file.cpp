@@ -7,7 +7,7 @@
 
 #include "core/bytes.h"
 #include "engine/byte_tokenizer.h"
-#include "engine/generate.h"
+#include "engine/generate_steps.h"
 #include "engine/saved_session.h"
 
 namespace lca::test {
@@ -163,7 +163,7 @@ class SavedFile : public ::testing::Test {
     write_file(path, bytes);
     SessionRecord record = session_read(path);
     change(record);
-    session_write(path, record.head, record.caches);
+    session_write(path, record);
     expect_refused(parts);
   }
 
@@ -323,7 +323,7 @@ TEST_F(SavedFile, ItCanBeCutWithoutItsModel) {
   EXPECT_EQ(record.head.length(), 45);
   session_cut(record, 44, path);
   EXPECT_EQ(record.head.length(), 43);
-  session_write(path, record.head, record.caches);
+  session_write(path, record);
   Session cut = Session::load(bench.model, bench.context, path);
   EXPECT_TRUE(cut.logits().empty());
   cut.prefill(std::vector<std::int32_t>(cut.pending()));

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "formats/safetensors.h"
-#include "models/experts.h"
+#include "models/cpu/experts.h"
 #include "support/golden_model.h"
 
 namespace lca::test {

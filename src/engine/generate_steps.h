@@ -1,0 +1,48 @@
+#pragma once
+/// The loop of a reply over any source of tokens, and the search for stop strings.
+
+#include <lca/generate.h>
+#include <lca/tokenizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lca {
+
+/// Finds stop strings in text that comes in pieces, and withholds what may become one.
+class StopFilter {
+ public:
+  /// Empty strings throw Error.
+  explicit StopFilter(std::vector<std::string> stops);
+  /// The text that can be emitted after one more piece.
+  std::string push(std::string_view piece);
+  /// The rest, when nothing more comes.
+  std::string finish();
+  /// A stop string came: everything from it on is dropped.
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::vector<std::string> stops_;
+  std::string pending_;
+  bool stopped_ = false;
+};
+
+/// What the loop asks of a session and a sampler.
+struct GenerateSteps {
+  std::function<std::int32_t()> pick;         ///< the next token
+  std::function<void(std::int32_t)> decode;   ///< takes it
+  std::span<const std::int32_t> begun = {};   ///< how the reply began, where it is resumed
+};
+
+/// The loop over any steps; of `options` it uses what decides when a reply ends and what its text
+/// is. `on_text` is called after every token with the text that has become certain, empty where none
+/// has; returning false cancels. Fills text, tokens and reason.
+Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
+                         const GenerateOptions& options,
+                         const std::function<bool(std::string_view)>& on_text = {});
+
+}  // namespace lca
