@@ -25,9 +25,10 @@ class Watch {
 /// One call of `generate`.
 class Reply {
  public:
-  Reply(Session& session, std::span<const std::int32_t> prompt, const GenerateOptions& options,
-        const std::function<bool(const GeneratePiece&)>& on_piece)
+  Reply(Session& session, const Tokenizer& tokenizer, std::span<const std::int32_t> prompt,
+        const GenerateOptions& options, const std::function<bool(const GeneratePiece&)>& on_piece)
       : session_(session),
+        tokenizer_(tokenizer),
         prompt_(prompt),
         options_(options),
         on_piece_(on_piece),
@@ -137,11 +138,12 @@ class Reply {
       partial_.tokens.push_back(token);
     };
     return generate_steps({.pick = [this] { return pick(); }, .decode = decode, .begun = begun},
-                          session_.model().tokenizer(), options_,
+                          tokenizer_, options_,
                           [this](std::string_view text) { return emit(text); });
   }
 
   Session& session_;
+  const Tokenizer& tokenizer_;
   std::span<const std::int32_t> prompt_;
   const GenerateOptions& options_;
   const std::function<bool(const GeneratePiece&)>& on_piece_;
@@ -163,7 +165,15 @@ class Reply {
 Generated generate(Session& session, std::span<const std::int32_t> prompt,
                    const GenerateOptions& options,
                    const std::function<bool(const GeneratePiece&)>& on_piece) {
-  return guarded([&] { return Reply(session, prompt, options, on_piece).run(); });
+  return guarded([&] {
+    return generate_with(session, session.model().tokenizer(), prompt, options, on_piece);
+  });
+}
+
+Generated generate_with(Session& session, const Tokenizer& tokenizer,
+                        std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                        const std::function<bool(const GeneratePiece&)>& on_piece) {
+  return Reply(session, tokenizer, prompt, options, on_piece).run();
 }
 
 TokenLogprobs logprobs_of(std::span<const float> logits, std::int32_t token, std::int64_t top) {

@@ -45,4 +45,9 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
                          const GenerateOptions& options,
                          const std::function<bool(std::string_view)>& on_text = {});
 
+/// `generate` with a tokenizer that need not be the model's.
+Generated generate_with(Session& session, const Tokenizer& tokenizer,
+                        std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                        const std::function<bool(const GeneratePiece&)>& on_piece = {});
+
 }  // namespace lca

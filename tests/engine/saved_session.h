@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/session_file.h"
 #include "formats/byte_files.h"
 #include "support/golden_model.h"
 

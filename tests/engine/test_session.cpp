@@ -1,6 +1,7 @@
 // Sessions: how a prompt is cut must not matter, stopping must leave something usable, and what is
 // wrong must be said.
 
+#include <lca/cache.h>
 #include <lca/error.h>
 
 #include <gmock/gmock.h>

@@ -104,15 +104,15 @@ TEST(SessionFile, AReplyInTwoHalvesIsTheReplyInOne) {
     options.max_tokens = 40;
     options.open = true;
     Session whole = bench.spoken({small_settings()}, 20, 0);
-    const Generated once = generate(whole, tokenizer, options);
+    const Generated once = generate_with(whole, tokenizer, {}, options);
     options.max_tokens = 13;
     Session first = bench.spoken({small_settings()}, 20, 0);
-    const Generated begin = generate(first, tokenizer, options);
+    const Generated begin = generate_with(first, tokenizer, {}, options);
     first.save(path);
     Session second = Session::load(bench.model, bench.context, path);
     options.max_tokens = 27;
     options.resumed = true;
-    const Generated end = generate(second, tokenizer, options);
+    const Generated end = generate_with(second, tokenizer, {}, options);
     EXPECT_EQ(second.tokens(), whole.tokens());
     EXPECT_EQ(begin.text + end.text, once.text);
   }
@@ -129,7 +129,7 @@ TEST(SessionFile, APromptThatWasStoppedIsReadToItsEndLater) {
   EXPECT_THROW(stopped.prefill(prompt, [](PrefillProgress at) { return at.done < 16; }), Error);
   // Those of the turn before must not speak for what was read since.
   EXPECT_TRUE(stopped.logits().empty());
-  expect_error([&] { generate(stopped, byte_tokenizer({}), {}); }, {"nothing to continue"});
+  expect_error([&] { generate_with(stopped, byte_tokenizer({}), {}, {}); }, {"nothing to continue"});
 
   Session half = bench.session({small_settings()});
   EXPECT_THROW(half.prefill(prompt, [](PrefillProgress at) { return at.done < 32; }), Error);
