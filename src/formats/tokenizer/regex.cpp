@@ -27,6 +27,7 @@ struct Regex::Code {
 namespace {
 
 constexpr std::size_t kLongestPattern = 16384;
+constexpr std::uint32_t kFreeSteps = 256;  // at each position; ordinary expressions take a few
 
 /// Memory for matching, one set a thread.
 struct Scratch {
@@ -255,9 +256,12 @@ Regex::Regex(std::string_view pattern, std::string_view where) {
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  // ^ and $ match at every line for Oniguruma.
-  code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                             PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+  // ^ and $ match at every line for Oniguruma. Steps that PCRE2 would optimise away are steps that
+  // it does not count.
+  constexpr std::uint32_t kOptions = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE |
+                                     PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_POSSESS |
+                                     PCRE2_USE_OFFSET_LIMIT;
+  code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), kOptions,
                              &error, &offset, context);
   pcre2_compile_context_free(context);
   if (code->code == nullptr) {
@@ -282,24 +286,62 @@ std::size_t Regex::after(std::string_view text, std::size_t at) {
   return at < text.size() ? at + utf8_length(text[at]) : at + 1;
 }
 
-std::optional<Regex::Match> Regex::find(std::string_view text, std::size_t start) const {
+/// Matches that begin at `start` … `last`, each in at most `steps` steps.
+Regex::Found Regex::match(std::string_view text, std::size_t start, std::size_t last,
+                          std::uint32_t steps, Match& place) const {
   thread_local Scratch scratch;
-  // Honest patterns take a few steps a character; those that try everything take exponentially
-  // many.
-  const std::size_t steps = 100'000 + 100 * (text.size() - start);
-  pcre2_set_match_limit(scratch.context,
-                        static_cast<std::uint32_t>(std::min<std::size_t>(steps, 400'000'000)));
+  pcre2_set_match_limit(scratch.context, steps);
+  pcre2_set_offset_limit(scratch.context, last);
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   const int found = pcre2_match(code_->code, subject, text.size(), start, PCRE2_NO_UTF_CHECK,
                                 scratch.data, scratch.context);
-  if (found == PCRE2_ERROR_NOMATCH) return std::nullopt;
+  if (found == PCRE2_ERROR_NOMATCH) return Found::none;
+  if (found == PCRE2_ERROR_MATCHLIMIT) return Found::limit;
   if (found < 0) {
     fail_input("{}: the regular expression \"{}\" cannot be matched: {}", code_->where,
                text_printable(code_->pattern), text_printable(message_of(found), 200));
   }
-  const PCRE2_SIZE* place = pcre2_get_ovector_pointer(scratch.data);
+  const PCRE2_SIZE* pair = pcre2_get_ovector_pointer(scratch.data);
   // A look-behind assertion can move the beginning; nothing here relies on that.
-  return Match{std::max<std::size_t>(place[0], start), std::max<std::size_t>(place[1], start)};
+  place = {std::max<std::size_t>(pair[0], start), std::max<std::size_t>(pair[1], start)};
+  return Found::match;
+}
+
+/// A match that begins at `at`: `limit` where it took more than the free steps and there is none.
+Regex::Found Regex::match_at(std::string_view text, std::size_t at, RegexBudget& budget,
+                             Match& place) const {
+  constexpr std::uint32_t kMostSteps = 1u << 30;
+  Found found = match(text, at, at, kFreeSteps, place);
+  if (found != Found::limit) return found;
+  // How many it takes cannot be asked, so each attempt may take four times as many as the last one.
+  for (std::uint32_t steps = 4 * kFreeSteps;; steps *= 4) {
+    if (steps > kMostSteps || !budget.spend(steps)) {
+      fail_input(
+          "{}: the regular expression \"{}\" takes too many steps for this text; split the text, "
+          "or use another tokenizer",
+          code_->where, text_printable(code_->pattern));
+    }
+    found = match(text, at, at, steps, place);
+    if (found == Found::match) return Found::match;
+    if (found == Found::none) return Found::limit;
+  }
+}
+
+std::optional<Regex::Match> Regex::find(std::string_view text, std::size_t start,
+                                        RegexBudget& budget) const {
+  // PCRE2 counts steps anew at every position it tries, and a text has many. So all positions are
+  // tried with few steps first, and those that need more one by one, on the text's account.
+  Match place;
+  for (std::size_t at = start; at <= text.size();) {
+    const Found found = match(text, at, text.size(), kFreeSteps, place);
+    if (found == Found::match) return place;
+    if (found == Found::none) return std::nullopt;
+    for (Found here = Found::none; here == Found::none && at <= text.size(); at = after(text, at)) {
+      here = match_at(text, at, budget, place);
+      if (here == Found::match) return place;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace lca

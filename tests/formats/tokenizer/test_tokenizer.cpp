@@ -1,4 +1,4 @@
-#include "byte_files.h"
+#include "formats/byte_files.h"
 #include "formats/tokenizer/normalise.h"
 #include "tokenizer_files.h"
 
@@ -130,6 +130,36 @@ TEST(Tokenizer, RefusesWhatItWouldGetWrong) {
       {"\"<s>\"", "special_tokens"});
   expect_error([] { tokenizer_from_json("{", "t.json"); }, {"t.json: ", "JSON"});
   expect_error([] { tokenizer_from_json("[]", "t.json"); }, {"t.json: "});
+}
+
+TEST(Tokenizer, AHostileTextEndsInAnErrorHoweverItsStepsAreSpread) {
+  // Each position takes only as many steps as the text is long, but there are as many positions.
+  const Tokenizer tokenizer = small([](json& tree) {
+    tree["pre_tokenizer"] =
+        json::parse(R"({"type":"Split","pattern":{"Regex":"a*[bc]"},"behavior":"Isolated"})");
+  });
+  EXPECT_NO_THROW(tokenizer.encode("aaab and aaaac"));
+  expect_error([&] { tokenizer.encode(std::string(300'000, 'a')); },
+               {"t.json: pre_tokenizer: the regular expression", "too many steps"});
+  // A little in each of many words adds up as well.
+  const Tokenizer quadratic = small([](json& tree) {
+    tree["pre_tokenizer"] =
+        json::parse(R"({"type":"Split","pattern":{"Regex":"a*a*a*[bc]|x"},"behavior":"Isolated"})");
+  });
+  std::string words;
+  for (int i = 0; i < 2000; ++i) words += std::string(60, 'a') + "x";
+  expect_error([&] { quadratic.encode(words); }, {"too many steps"});
+}
+
+TEST(Tokenizer, LongRunsOfOneKindAreNoHostileText) {
+  for (const char* name : {"qwen2", "llama3"}) {
+    const Tokenizer tokenizer = test::golden_tokenizer(name);
+    for (const char* run : {" ", "\n", "\t ", "a", "1", "!", "中", " ", "'"}) {
+      std::string text = "x";
+      while (text.size() < 200'000) text += run;
+      EXPECT_NO_THROW(tokenizer.encode(text + "y")) << name << " \"" << run << '"';
+    }
+  }
 }
 
 TEST(Tokenizer, HostileExpressionsEnd) {
@@ -276,13 +306,14 @@ TEST(Tokenizer, GgufPreTokenizersAreAllThere) {
   tables.model = "gpt2";
   tables.tokens = {texts.begin(), texts.end()};
   tables.merges = {"1 2"};
-  for (const char* pre : {"smollm", "gpt-2", "default", "", "qwen2", "deepseek-llm",
-                          "deepseek-r1-qwen", "llama-bpe", "llama3"}) {
+  for (const char* pre :
+       {"smollm", "gpt-2", "default", "", "qwen2", "deepseek-llm", "deepseek-coder",
+        "deepseek-r1-qwen", "llama-bpe", "llama3", "llama-v3", "starcoder", "refact"}) {
     tables.pre = pre;
     const Tokenizer tokenizer = tokenizer_from_tables(tables, "f.gguf");
     const std::string name = pre;
     const bool is_whole = name == "gpt-2" || name == "default" || name.empty() ||
-                          name == "llama-bpe" || name == "llama3";
+                          name == "llama-bpe" || name == "llama3" || name == "llama-v3";
     EXPECT_EQ(tokenizer.encode("12").size(), is_whole ? 1u : 2u) << pre;
     for (const std::string& text : test::golden_texts()) {
       const std::string clean = utf8_clean(text);
