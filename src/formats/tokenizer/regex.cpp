@@ -6,6 +6,7 @@
 #include "formats/tokenizer/utf8.h"
 
 #include <pcre2.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -27,7 +28,18 @@ struct Regex::Code {
 namespace {
 
 constexpr std::size_t kLongestPattern = 16384;
-constexpr std::uint32_t kFreeSteps = 256;  // at each position; ordinary expressions take a few
+// What one call may take: positions × steps at each. A fraction of a second.
+constexpr std::size_t kMostSteps = 250'000'000;
+constexpr std::size_t kLeastFreeSteps = 256;  // ordinary expressions take a few
+
+/// Time the processor spent on this thread: the same however busy the machine is.
+double thread_seconds() {
+  struct timespec now {};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xc0u) == 0x80u; }
 
 /// Memory for matching, one set a thread.
 struct Scratch {
@@ -241,6 +253,11 @@ class Translator {
 
 }  // namespace
 
+RegexBudget::RegexBudget(std::size_t size)
+    : free_steps_(static_cast<std::uint32_t>(
+          std::max(kLeastFreeSteps, kMostSteps / std::max<std::size_t>(size, 1)))),
+      seconds_left_(1 + 4e-6 * static_cast<double>(size)) {}
+
 std::string regex_translate(std::string_view pattern, std::string_view where) {
   return Translator(pattern, where).translate();
 }
@@ -256,11 +273,9 @@ Regex::Regex(std::string_view pattern, std::string_view where) {
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  // ^ and $ match at every line for Oniguruma. Steps that PCRE2 would optimise away are steps that
-  // it does not count.
-  constexpr std::uint32_t kOptions = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE |
-                                     PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_POSSESS |
-                                     PCRE2_USE_OFFSET_LIMIT;
+  // ^ and $ match at every line for Oniguruma.
+  constexpr std::uint32_t kOptions =
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT;
   code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), kOptions,
                              &error, &offset, context);
   pcre2_compile_context_free(context);
@@ -307,41 +322,43 @@ Regex::Found Regex::match(std::string_view text, std::size_t start, std::size_t 
   return Found::match;
 }
 
-/// A match that begins at `at`: `limit` where it took more than the free steps and there is none.
-Regex::Found Regex::match_at(std::string_view text, std::size_t at, RegexBudget& budget,
-                             Match& place) const {
-  constexpr std::uint32_t kMostSteps = 1u << 30;
-  Found found = match(text, at, at, kFreeSteps, place);
-  if (found != Found::limit) return found;
-  // How many it takes cannot be asked, so each attempt may take four times as many as the last one.
-  for (std::uint32_t steps = 4 * kFreeSteps;; steps *= 4) {
-    if (steps > kMostSteps || !budget.spend(steps)) {
-      fail_input(
-          "{}: the regular expression \"{}\" takes too many steps for this text; split the text, "
-          "or use another tokenizer",
-          code_->where, text_printable(code_->pattern));
+/// The first match at or behind `start`, on the text's account. PCRE2 counts steps anew at every
+/// position, cannot say how many it took, and is fast because it remembers between positions where
+/// a match cannot begin. So it is given stretches of positions, as long as steps × positions is
+/// bounded: shorter ones where a position needs more steps, longer ones again where not.
+Regex::Found Regex::search(std::string_view text, std::size_t start, RegexBudget& budget,
+                           Match& place) const {
+  std::size_t stretch = std::max<std::size_t>(1, text.size() - start);
+  while (start <= text.size()) {
+    const auto steps =
+        static_cast<std::uint32_t>(std::max<std::size_t>(kLeastFreeSteps, kMostSteps / stretch));
+    const double begin = thread_seconds();
+    const Found found = match(text, start, start + stretch - 1, steps, place);
+    const bool is_paid = budget.spend(thread_seconds() - begin);
+    if (found == Found::match) return found;
+    if (!is_paid || (found == Found::limit && stretch == 1)) return Found::limit;
+    if (found == Found::limit) {
+      stretch = std::max<std::size_t>(1, stretch / 8);
+      continue;
     }
-    found = match(text, at, at, steps, place);
-    if (found == Found::match) return Found::match;
-    if (found == Found::none) return Found::limit;
+    start += stretch;
+    while (start < text.size() && is_continuation(text[start])) ++start;
+    stretch *= 4;
   }
+  return Found::none;
 }
 
 std::optional<Regex::Match> Regex::find(std::string_view text, std::size_t start,
                                         RegexBudget& budget) const {
-  // PCRE2 counts steps anew at every position it tries, and a text has many. So all positions are
-  // tried with few steps first, and those that need more one by one, on the text's account.
   Match place;
-  for (std::size_t at = start; at <= text.size();) {
-    const Found found = match(text, at, text.size(), kFreeSteps, place);
-    if (found == Found::match) return place;
-    if (found == Found::none) return std::nullopt;
-    for (Found here = Found::none; here == Found::none && at <= text.size(); at = after(text, at)) {
-      here = match_at(text, at, budget, place);
-      if (here == Found::match) return place;
-    }
-  }
-  return std::nullopt;
+  Found found = match(text, start, text.size(), budget.free_steps(), place);
+  if (found == Found::limit) found = search(text, start, budget, place);
+  if (found == Found::match) return place;
+  if (found == Found::none) return std::nullopt;
+  fail_input(
+      "{}: the regular expression \"{}\" takes too many steps for this text; split the text, or "
+      "use another tokenizer",
+      code_->where, text_printable(code_->pattern));
 }
 
 }  // namespace lca

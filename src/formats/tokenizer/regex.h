@@ -11,23 +11,21 @@
 
 namespace lca {
 
-/// The matching steps that one text may take, in all expressions together. The first few at each
-/// position are free, so an ordinary text uses none of it; expressions that try every way to match
-/// take quadratically or exponentially many, and meet the limit.
+/// The work that one text may cause, in all expressions together. Ordinary expressions use none of
+/// it; those that try every way to match take quadratically or exponentially many steps, and meet
+/// the limit.
 class RegexBudget {
  public:
   /// For a text of `size` bytes.
-  explicit RegexBudget(std::size_t size)
-      : left_(1'000'000 + 400 * static_cast<std::uint64_t>(size)) {}
-  /// False where fewer are left.
-  bool spend(std::uint64_t steps) {
-    if (steps > left_) return false;
-    left_ -= steps;
-    return true;
-  }
+  explicit RegexBudget(std::size_t size);
+  /// Steps that matching at one position may take without being charged.
+  std::uint32_t free_steps() const { return free_steps_; }
+  /// Charges time of a processor; false where less is left.
+  bool spend(double seconds) { return (seconds_left_ -= seconds) >= 0; }
 
  private:
-  std::uint64_t left_;
+  std::uint32_t free_steps_;
+  double seconds_left_;
 };
 
 /// A compiled expression; any number of threads may use it.
@@ -71,7 +69,7 @@ class Regex {
   static std::size_t after(std::string_view text, std::size_t at);
   Found match(std::string_view text, std::size_t start, std::size_t last, std::uint32_t steps,
               Match& place) const;
-  Found match_at(std::string_view text, std::size_t at, RegexBudget& budget, Match& place) const;
+  Found search(std::string_view text, std::size_t start, RegexBudget& budget, Match& place) const;
 
   std::shared_ptr<const Code> code_;
 };

@@ -132,23 +132,32 @@ TEST(Tokenizer, RefusesWhatItWouldGetWrong) {
   expect_error([] { tokenizer_from_json("[]", "t.json"); }, {"t.json: "});
 }
 
-TEST(Tokenizer, AHostileTextEndsInAnErrorHoweverItsStepsAreSpread) {
-  // Each position takes only as many steps as the text is long, but there are as many positions.
-  const Tokenizer tokenizer = small([](json& tree) {
-    tree["pre_tokenizer"] =
-        json::parse(R"({"type":"Split","pattern":{"Regex":"a*[bc]"},"behavior":"Isolated"})");
+Tokenizer split_by(const std::string& pattern) {
+  return small([&](json& tree) {
+    tree["pre_tokenizer"] = {
+        {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}};
   });
-  EXPECT_NO_THROW(tokenizer.encode("aaab and aaaac"));
-  expect_error([&] { tokenizer.encode(std::string(300'000, 'a')); },
+}
+
+TEST(Tokenizer, AHostileTextEndsInAnErrorHoweverItsStepsAreSpread) {
+  // Each position takes only as many steps as the text is long, but there are as many positions:
+  // all of it takes minutes.
+  const Tokenizer quadratic = split_by("(?:a|b)*[cd]");
+  EXPECT_NO_THROW(quadratic.encode("aabac and aaaad"));
+  expect_error([&] { quadratic.encode(std::string(200'000, 'a')); },
                {"t.json: pre_tokenizer: the regular expression", "too many steps"});
   // A little in each of many words adds up as well.
-  const Tokenizer quadratic = small([](json& tree) {
-    tree["pre_tokenizer"] =
-        json::parse(R"({"type":"Split","pattern":{"Regex":"a*a*a*[bc]|x"},"behavior":"Isolated"})");
-  });
   std::string words;
-  for (int i = 0; i < 2000; ++i) words += std::string(60, 'a') + "x";
-  expect_error([&] { quadratic.encode(words); }, {"too many steps"});
+  for (int i = 0; i < 400; ++i) words += std::string(500, 'a') + "x";
+  expect_error([&] { split_by("(?:a|b)*(?:a|b)*[cd]|x").encode(words); }, {"too many steps"});
+}
+
+TEST(Tokenizer, ExpressionsThatGoBackOverLongRunsAreNotRefused) {
+  // Of DeepSeek's: each position of a run of spaces could try all of the rest.
+  const Tokenizer tokenizer = split_by("\\s+$");
+  const std::string text = std::string(300'000, ' ') + "a";
+  EXPECT_EQ(tokenizer.encode(text).size(), 300'001u);
+  EXPECT_EQ(split_by("[ab]*[ac][de]").encode(std::string(300'000, 'a')).size(), 300'000u);
 }
 
 TEST(Tokenizer, LongRunsOfOneKindAreNoHostileText) {
