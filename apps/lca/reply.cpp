@@ -72,7 +72,7 @@ std::unique_ptr<ChatTemplate> chat_writer(const Checkpoint& checkpoint, const To
     return std::make_unique<ChatTemplate>(tokenizer, format, chat_template);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::incompatible) throw;
-    fail_incompatible("{} (--chat-format)", error.what());
+    fail_incompatible("{}; --chat-format sets it", error.what());
   }
 }
 
