@@ -74,6 +74,7 @@ struct Facts {
   std::map<std::string, std::int64_t> weight_types;  // tensors of each
   std::vector<std::int32_t> end_tokens;
   Maybe tokenizer, chat_format;
+  std::vector<std::string> warnings;  // of the tokenizer
   std::vector<Settings> settings;
   CacheSize dense, lca;
 };
@@ -120,7 +121,11 @@ Facts facts_of(const Checkpoint& checkpoint, const Flags& flags) {
     ++facts.weight_types[std::string(packed_type_info(tensor.type).name)];
   }
   facts.end_tokens = checkpoint.end_tokens();
-  facts.tokenizer = Maybe::of([&] { return checkpoint.tokenizer().describe(); });
+  facts.tokenizer = Maybe::of([&] {
+    const Tokenizer tokenizer = checkpoint.tokenizer();
+    facts.warnings = tokenizer.warnings();
+    return tokenizer.describe();
+  });
   facts.chat_format = Maybe::of([&] {
     const auto name = architecture_name(facts.config.architecture);
     return std::string(chat_format_name(chat_format_detect(checkpoint.chat_template(), name)));
@@ -185,6 +190,7 @@ void print_facts_json(const Facts& facts) {
                {"tied", config.tied},
                {"tokenizer", facts.tokenizer.json()}};
   if (!facts.tokenizer.error.empty()) json["tokenizer_error"] = facts.tokenizer.error;
+  if (!facts.warnings.empty()) json["tokenizer_warnings"] = facts.warnings;
   json["chat_format"] = facts.chat_format.json();
   if (!facts.chat_format.error.empty()) json["chat_format_error"] = facts.chat_format.error;
   json["end_tokens"] = facts.end_tokens;
@@ -251,6 +257,7 @@ void print_facts(const Facts& facts) {
   line("rope", rope_text(config.rope));
   line("weights", weights_text(facts));
   line("tokenizer", facts.tokenizer.text());
+  for (const std::string& warning : facts.warnings) line("", "warning: " + warning);
   line("chat format", facts.chat_format.text());
   line("end tokens", fmt::format("{}", fmt::join(facts.end_tokens, ", ")));
   line("settings", fmt::format("{}{}", settings_line(facts.settings),

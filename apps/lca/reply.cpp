@@ -66,7 +66,7 @@ ChatTemplate chat_template(const Model& model, const TextFlag& flag) {
     return flag.given() ? model.chat(chat_format_parse(flag.text)) : model.chat();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::incompatible) throw;
-    fail_incompatible("{} (--chat-format)", error.what());
+    fail_incompatible("{}; --chat-format sets it", error.what());
   }
 }
 

@@ -20,7 +20,10 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  lca tokenize smollm2 --text \"Hello, world\"\n"
     "  lca tokenize smollm2 --file report.txt --json\n"
-    "  lca tokenize smollm2 --text \"<|im_start|>\" --no-parse-special";
+    "  lca tokenize smollm2 --text \"<|im_start|>\" --no-parse-special\n"
+    "  lca tokenize tokenizer.json --text Hello\n"
+    "\n"
+    "MODEL may also be a tokenizer.json, or a GGUF file that holds a vocabulary alone.";
 
 struct Flags {
   ModelArgument model;
@@ -39,6 +42,7 @@ void run(const Flags& flags) {
         "input)");
   }
   const Tokenizer tokenizer = Tokenizer::open(flags.model.path());
+  for (const std::string& warning : tokenizer.warnings()) print_note("lca: warning: " + warning);
   const std::string text =
       flags.text.given() ? flags.text.text : text_read("--file", flags.file.text);
   const std::vector<std::int32_t> ids =

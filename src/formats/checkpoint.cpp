@@ -158,7 +158,8 @@ std::optional<StoredTensor> gguf_find(const Gguf& file, std::string_view name) {
 void open_gguf(Checkpoint::State& state, FileAccess access) {
   state.kind = Checkpoint::Kind::gguf;
   state.gguf = Gguf::open(state.path, access);
-  state.config = model_config_from_gguf(*state.gguf);
+  state.config = mapped_read([&] { return model_config_from_gguf(*state.gguf); },
+                             [&] { state.gguf->require_intact(); });
   for (const GgufTensor& tensor : state.gguf->tensors()) state.tensors.push_back(stored(tensor));
 }
 
@@ -171,8 +172,14 @@ void open_huggingface(Checkpoint::State& state, FileAccess access) {
   for (const SafetensorsSet::Member& member : state.safetensors->members()) {
     if (packed_type(member.tensor->dtype)) state.tensors.push_back(stored(member));
   }
-  // Some configurations say nothing and leave the head out.
-  if (state.safetensors->find("lm_head.weight") == nullptr) state.config.tied = true;
+  if (state.safetensors->find("lm_head.weight") != nullptr) return;
+  if (state.config.head_stated) {
+    fail_input(
+        "{}: tie_word_embeddings is false, but there is no tensor \"lm_head.weight\": complete the "
+        "weights, or set the field to true if the embedding is the head",
+        path_shown(config));
+  }
+  state.config.tied = true;  // some configurations say nothing and leave the head out
 }
 
 }  // namespace

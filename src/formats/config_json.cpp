@@ -195,8 +195,7 @@ void latent_read(ModelConfig& config, const JsonFields& fields, std::int64_t hea
   config.rope = rope_config_from_json(fields, rope, config.context);
   config.rope.layout = is_minicpm3 ? RopeLayout::halves : RopeLayout::adjacent;
   config.score_scale = score_scale_of(config.rope);
-  // transformers builds the two latent norms without the file's rms_norm_eps.
-  config.latent_norm_eps = 1e-6;
+  config.latent_norm_eps = kLatentNormEps;
   config.qkv_bias = config.output_bias = fields.boolean("attention_bias", false);
   config.mlp_bias = fields.boolean("mlp_bias", false);
 }
@@ -276,7 +275,9 @@ ModelConfig model_config_from_json(std::string_view text, std::string_view where
   config.vocabulary = count_read(fields, "vocab_size", defaults.vocabulary);
   config.context = count_read(fields, "max_position_embeddings", defaults.context);
   config.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps, kSmallest);
-  config.tied = fields.boolean("tie_word_embeddings", defaults.tied);
+  const std::optional<bool> tied = fields.boolean_if("tie_word_embeddings");
+  config.tied = tied.value_or(defaults.tied);
+  config.head_stated = tied == false;
   const std::int64_t heads = count_read(fields, "num_attention_heads", defaults.heads);
   unsupported_refuse(fields, config.architecture, config.layers);
   tokens_read(config, fields, defaults);

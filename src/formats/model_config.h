@@ -63,6 +63,10 @@ struct ExpertConfig {
   double scale = 1;             ///< multiplies the chosen weights
 };
 
+/// Both families with MLA build the two norms on latents without the file's eps: 1e-6 in DeepSeek's
+/// and in MiniCPM3's own code, whatever container the weights come in.
+constexpr double kLatentNormEps = 1e-6;
+
 /// A decoder-only transformer.
 struct ModelConfig {
   Architecture architecture = Architecture::llama;
@@ -72,7 +76,7 @@ struct ModelConfig {
   std::int64_t vocabulary = 0;
   std::int64_t context = 0;  ///< positions the model was made for
   double norm_eps = 1e-6;
-  double latent_norm_eps = 1e-6;  ///< MLA: of q_a_layernorm and kv_a_layernorm
+  double latent_norm_eps = kLatentNormEps;  ///< MLA: of q_a_layernorm and kv_a_layernorm
 
   AttentionShape attention;       ///< widths, in either form
   std::int64_t query_latent = 0;  ///< MLA: q_lora_rank; 0 where q is projected directly
@@ -81,7 +85,8 @@ struct ModelConfig {
   bool qkv_bias = false;     ///< q, k, v carry a bias (MLA: q_a and kv_a)
   bool output_bias = false;  ///< o_proj does
   bool mlp_bias = false;
-  bool tied = false;  ///< the head is the embedding (also where lm_head is absent)
+  bool tied = false;         ///< the head is the embedding
+  bool head_stated = false;  ///< the config says that the head is not the embedding
 
   RopeConfig rope;
   ExpertConfig experts;

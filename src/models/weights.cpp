@@ -363,7 +363,7 @@ DecoderWeights decoder_weights(Context& context, const Checkpoint& checkpoint,
     bind_feed_forward(binder, config, module + "mlp", index, layer);
   }
   weights.norm = binder.vector("model.norm.weight", config.hidden);
-  if (config.tied || !checkpoint.find("lm_head.weight")) {
+  if (config.tied) {
     weights.head.weight = weights.embedding;
     weights.head.lora = binder.lora("lm_head", config.vocabulary, config.hidden);
   } else {

@@ -76,7 +76,7 @@ TEST(ChatFormats, WhatOnlyLooksAlikeIsRefused) {
       "USER: x ASSISTANT: y"};
   for (const std::string_view stranger : strangers) {
     expect_error([&] { chat_format_detect(stranger, "llama"); },
-                 {"chat template", "--chat-format", "chatml", "llama3"});
+                 {"chat template", "choose a format", "chatml", "llama3"}, ErrorKind::incompatible);
   }
 }
 
@@ -242,11 +242,24 @@ TEST(ChatTemplate, PlainTextStaysAsItIs) {
 TEST(ChatTemplate, SaysWhatATokenizerLacks) {
   const Tokenizer bare = byte_tokenizer({"<|im_start|>"});
   expect_error([&] { ChatTemplate(bare, ChatFormat::chatml, ""); },
-               {"chatml", "<|im_end|>", "--chat-format"});
-  expect_error([&] { ChatTemplate(bare, ChatFormat::llama3, ""); }, {"<|start_header_id|>"});
-  expect_error([&] { ChatTemplate(bare, ChatFormat::deepseek, ""); }, {"ends a reply"});
+               {"chatml", "<|im_end|>", "choose another format"}, ErrorKind::incompatible);
+  expect_error([&] { ChatTemplate(bare, ChatFormat::llama3, ""); }, {"<|start_header_id|>"},
+               ErrorKind::incompatible);
+  expect_error([&] { ChatTemplate(bare, ChatFormat::deepseek, ""); }, {"ends a reply"},
+               ErrorKind::incompatible);
   const ChatTemplate plain(bare, ChatFormat::plain, "");
   expect_error([&] { plain.prompt({}); }, {"at least one message"});
+}
+
+TEST(ChatTemplate, OutlivesTheTokenizerItWasMadeOf) {
+  std::optional<Tokenizer> tokenizer = byte_tokenizer({"<|im_start|>", "<|im_end|>"});
+  const ChatTemplate first(*tokenizer, ChatFormat::chatml);
+  const ChatTemplate copy = first;
+  const std::vector<ChatMessage> one = {{Role::user, "u"}};
+  const Ids ids = first.prompt(one);
+  tokenizer.reset();
+  EXPECT_EQ(copy.prompt(one), ids);
+  EXPECT_EQ(copy.end_tokens(), first.end_tokens());
 }
 
 TEST(ChatTemplate, WithoutATemplateAFormatAddsNothingOfItsOwn) {

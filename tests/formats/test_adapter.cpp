@@ -259,11 +259,11 @@ TEST(Adapter, OpensAFolder) {
   const ScratchFolder scratch;
   const std::filesystem::path folder = scratch / "mine";
   const auto open = [&] { return Adapter::open(folder, 3); };
-  expect_error(open, {"mine", "no such folder"});
+  expect_error(open, {"mine", "no such folder"}, ErrorKind::not_found);
   std::filesystem::create_directory(folder);
-  expect_error(open, {"mine", "adapter_config.json"});
+  expect_error(open, {"mine", "adapter_config.json"}, ErrorKind::not_found);
   write_file(folder / "adapter_config.json", config_text());
-  expect_error(open, {"mine", "adapter_model.safetensors"});
+  expect_error(open, {"mine", "adapter_model.safetensors"}, ErrorKind::not_found);
   write_file(folder / "adapter_model.bin", "x");
   expect_error(open, {"mine", "only safetensors are read", "adapter_model.bin"});
   write_file(folder / "adapter_model.safetensors", weights().bytes());

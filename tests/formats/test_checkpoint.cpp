@@ -1,8 +1,8 @@
 #include "byte_files.h"
 #include "formats/checkpoint.h"
 #include "formats/checkpoint_json.h"
+#include "formats/gguf/gguf_bytes.h"
 #include "formats/gguf/gguf_names.h"
-#include "gguf_bytes.h"
 #include "support/test_data.h"
 
 namespace lca {
@@ -50,8 +50,9 @@ float first_value(const StoredTensor& tensor) {
   return values[0];
 }
 
-void expect_open_fails(const std::filesystem::path& path, const std::vector<std::string>& parts) {
-  expect_error([&] { Checkpoint::open(path); }, parts);
+void expect_open_fails(const std::filesystem::path& path, const std::vector<std::string>& parts,
+                       ErrorKind kind = ErrorKind::bad_input) {
+  expect_error([&] { Checkpoint::open(path); }, parts, kind);
 }
 
 // --- Hugging Face folders ------------------------------------------------------------------------
@@ -79,11 +80,19 @@ TEST(Checkpoint, OpensAFolderWithOneFile) {
   EXPECT_EQ(model.chat_template(), "");
 }
 
-TEST(Checkpoint, WithoutAHeadIsTied) {
+TEST(Checkpoint, WithoutAHeadIsTiedUnlessTheConfigSaysNot) {
   const ScratchFolder folder;
   write_llama(folder);
   write_file(folder / "model.safetensors", llama_weights().remove("lm_head.weight").bytes());
-  EXPECT_TRUE(Checkpoint::open(folder.path()).config().tied);
+  expect_open_fails(folder.path(), {"config.json: tie_word_embeddings is false", "lm_head.weight"});
+  const std::string field = "\"tie_word_embeddings\": false";
+  for (const char* instead : {"\"tie_word_embeddings\": true", "\"pad_token_id\": null",
+                              "\"tie_word_embeddings\": null"}) {
+    std::string config(kLlamaConfig);
+    config.replace(config.find(field), field.size(), instead);
+    write_file(folder / "config.json", config);
+    EXPECT_TRUE(Checkpoint::open(folder.path()).config().tied) << instead;
+  }
 }
 
 TEST(Checkpoint, OpensShardsByTheirIndex) {
@@ -109,7 +118,8 @@ TEST(Checkpoint, OpensShardsByTheirIndex) {
   expect_open_fails(folder.path(), {"model-00001-of-00002.safetensors: tensor \"lm_head.weight\" "
                                     "is not there"});
   index(R"({"lm_head.weight": "model-00003-of-00003.safetensors"})");
-  expect_open_fails(folder.path(), {"model-00003-of-00003.safetensors: is missing", "download"});
+  expect_open_fails(folder.path(), {"model-00003-of-00003.safetensors: is missing", "download"},
+                    ErrorKind::not_found);
   for (const char* name : {"../x", "/etc/passwd", "a/b", "..", ".", "", "a\\u0000b"}) {
     index(R"({"lm_head.weight": ")" + std::string(name) + "\"}");
     expect_open_fails(folder.path(), {"model.safetensors.index.json: weight_map", "plain file"});
@@ -149,6 +159,7 @@ TEST(Checkpoint, FindsExpertsOneByOneOrStacked) {
   EXPECT_EQ(first_value(*Checkpoint::open(folder.path()).find(layer + "2.up_proj.weight")), 5);
 
   write_file(folder / "model.safetensors", FileBuilder()
+                                               .add("lm_head.weight", "F32", {6, 8})
                                                .add(layer + "gate_up_proj", "F32", {3, 8, 8})
                                                .add(layer + "down_proj", "F32", {3, 8, 4})
                                                .bytes());
@@ -164,18 +175,22 @@ TEST(Checkpoint, FindsExpertsOneByOneOrStacked) {
   EXPECT_FALSE(model.find(".mlp.experts.weight").has_value());
   expect_error([&] { model.find(layer + "3.up_proj.weight"); }, {"holds no expert 3"});
 
-  write_file(folder / "model.safetensors",
-             FileBuilder().add(layer + "gate_up_proj", "F32", {3, 2, 8}).bytes());
+  write_file(folder / "model.safetensors", FileBuilder()
+                                               .add("lm_head.weight", "F32", {6, 8})
+                                               .add(layer + "gate_up_proj", "F32", {3, 2, 8})
+                                               .bytes());
   const Checkpoint odd = Checkpoint::open(folder.path());
   expect_error([&] { odd.find(layer + "0.up_proj.weight"); }, {"has shape [3,2,8], not [3,8,8]"});
 }
 
 TEST(Checkpoint, SaysWhatAFolderLacks) {
   const ScratchFolder folder;
-  expect_open_fails(folder / "absent", {"absent: there is no such file or folder"});
-  expect_open_fails(folder.path(), {"neither config.json nor a .gguf file"});
+  expect_open_fails(folder / "absent", {"absent: there is no such file or folder"},
+                    ErrorKind::not_found);
+  expect_open_fails(folder.path(), {"neither config.json nor a .gguf file"}, ErrorKind::not_found);
   write_file(folder / "config.json", kLlamaConfig);
-  expect_open_fails(folder.path(), {"neither model.safetensors nor model.safetensors.index.json"});
+  expect_open_fails(folder.path(), {"neither model.safetensors nor model.safetensors.index.json"},
+                    ErrorKind::not_found);
   write_file(folder / "pytorch_model.bin", "PK");
   expect_open_fails(folder.path(),
                     {"pytorch_model.bin: only safetensors are read", "save_pretrained"});
@@ -190,10 +205,12 @@ TEST(Checkpoint, SaysHowToGetATokenizer) {
   const ScratchFolder folder;
   write_llama(folder);
   const Checkpoint model = Checkpoint::open(folder.path());
-  expect_error([&] { model.tokenizer(); }, {"tokenizer.json: is missing: the model has no"});
+  expect_error([&] { model.tokenizer(); }, {"tokenizer.json: is missing: the model has no"},
+               ErrorKind::not_found);
   write_file(folder / "tokenizer.model", "x");
   expect_error([&] { model.tokenizer(); },
-               {"tokenizer.json: is missing; tokenizer.model alone is not read", "AutoTokenizer"});
+               {"tokenizer.json: is missing; tokenizer.model alone is not read", "AutoTokenizer"},
+               ErrorKind::not_found);
   write_file(folder / "tokenizer.json", "nonsense");
   expect_error([&] { model.tokenizer(); }, {"tokenizer.json"});
 }

@@ -46,10 +46,17 @@ float read_tensors(const lca::Gguf& file, std::size_t size) {
   require(total <= size);
   for (const auto& [key, value] : file.values()) {
     require(file.value(key) == &value);
-    require(value.is_list ||
-            value.integers.size() + value.numbers.size() + value.texts.size() == 1);
-    for (const std::string_view text : value.texts) {
-      for (const char c : text) sum += static_cast<float>(c);
+    require(value.is_list() || value.size() == 1);
+    if (value.kind() == lca::GgufValue::Kind::text) {
+      for (const std::string_view text : value.texts()) {
+        for (const char c : text) sum += static_cast<float>(c);
+      }
+      continue;
+    }
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      const bool is_number = value.kind() == lca::GgufValue::Kind::number;
+      sum += is_number ? static_cast<float>(value.number(i) > 0)
+                       : static_cast<float>(value.integer(i));
     }
   }
   return sum;

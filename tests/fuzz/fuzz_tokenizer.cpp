@@ -43,9 +43,9 @@ void exercise(const lca::Tokenizer& tokenizer, std::string_view text, unsigned o
 
 /// The file's own tables as those of a GGUF file: tokens are its lines.
 void read_gguf(std::string_view text, unsigned options) {
-  constexpr std::array<const char*, 8> kPre = {"smollm",           "default",   "qwen2",
-                                               "deepseek-llm",     "llama-bpe", "gpt-2",
-                                               "deepseek-r1-qwen", "other"};
+  constexpr std::array<const char*, 8> kPre = {"smollm",         "default",   "qwen2",
+                                               "deepseek-llm",   "llama-bpe", "gpt-2",
+                                               "deepseek-coder", "other"};
   lca::GgufTokenizer tables;
   tables.model = (options & 8) != 0 ? "llama" : "gpt2";
   tables.pre = kPre[(options >> 4) & 7u];

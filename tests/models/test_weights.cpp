@@ -130,9 +130,17 @@ TEST(Weights, ANumberThatIsNoneIsFound) {
   EXPECT_THAT(checkpoint.complaint(), HasSubstr("model.norm.weight"));
 }
 
-TEST(Weights, AMissingHeadMeansTied) {
+TEST(Weights, AMissingHeadIsAnErrorWhereTheConfigSaysItIsNotTied) {
   SpoiledCheckpoint checkpoint("llama");
   checkpoint.tensors.erase("lm_head.weight");
+  EXPECT_THAT(checkpoint.complaint(),
+              AllOf(HasSubstr("tie_word_embeddings is false"), HasSubstr("lm_head.weight")));
+}
+
+TEST(Weights, AMissingHeadMeansTiedWhereTheConfigSaysNothing) {
+  SpoiledCheckpoint checkpoint("llama");
+  checkpoint.tensors.erase("lm_head.weight");
+  checkpoint.replace("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": null");
   const auto model = checkpoint.load();
   const std::vector<std::int32_t> tokens{1, 2, 3};
   const auto logits = session_logits(model, tokens, {dense_settings()}, 0, 3);

@@ -64,13 +64,13 @@ const GgufValue* part_value(const GgufPart& part, const std::string& key) {
 std::optional<std::int64_t> part_integer(const GgufPart& part, const std::string& key) {
   const GgufValue* value = part_value(part, key);
   if (value == nullptr) return std::nullopt;
-  if (value->kind != GgufValue::Kind::integer || value->is_list) {
+  if (value->kind() != GgufValue::Kind::integer || value->is_list()) {
     fail_input("{}: key \"{}\" is not an integer", part.name, key);
   }
-  if (value->integers[0] < 0 || value->integers[0] > std::numeric_limits<std::int32_t>::max()) {
-    fail_input("{}: key \"{}\" is {}, out of range", part.name, key, value->integers[0]);
+  if (value->integer() < 0 || value->integer() > std::numeric_limits<std::int32_t>::max()) {
+    fail_input("{}: key \"{}\" is {}, out of range", part.name, key, value->integer());
   }
-  return value->integers[0];
+  return value->integer();
 }
 
 /// Part `index` (from 0) of `parts` must say so itself.
@@ -90,8 +90,8 @@ void check_part(const GgufPart& part, std::int64_t index, std::int64_t parts) {
 }
 
 std::string_view kind_name(const GgufValue& value) {
-  if (value.is_list) return "a list";
-  switch (value.kind) {
+  if (value.is_list()) return "a list";
+  switch (value.kind()) {
     case GgufValue::Kind::integer:
       return "an integer";
     case GgufValue::Kind::number:
@@ -182,10 +182,10 @@ std::int64_t Gguf::integer(std::string_view key, std::optional<std::int64_t> fal
     if (!fallback) fail_missing(name_, key);
     return *fallback;
   }
-  if (found->kind != GgufValue::Kind::integer || found->is_list) {
+  if (found->kind() != GgufValue::Kind::integer || found->is_list()) {
     fail_kind(name_, key, *found, "an integer");
   }
-  return found->integers[0];
+  return found->integer();
 }
 
 double Gguf::number(std::string_view key, std::optional<double> fallback) const {
@@ -194,12 +194,12 @@ double Gguf::number(std::string_view key, std::optional<double> fallback) const 
     if (!fallback) fail_missing(name_, key);
     return *fallback;
   }
-  if (found->is_list) fail_kind(name_, key, *found, "a number");
+  if (found->is_list()) fail_kind(name_, key, *found, "a number");
   double number = 0;
-  if (found->kind == GgufValue::Kind::integer) {
-    number = static_cast<double>(found->integers[0]);
-  } else if (found->kind == GgufValue::Kind::number) {
-    number = found->numbers[0];
+  if (found->kind() == GgufValue::Kind::integer) {
+    number = static_cast<double>(found->integer());
+  } else if (found->kind() == GgufValue::Kind::number) {
+    number = found->number();
   } else {
     fail_kind(name_, key, *found, "a number");
   }
@@ -212,10 +212,10 @@ double Gguf::number(std::string_view key, std::optional<double> fallback) const 
 bool Gguf::boolean(std::string_view key, bool fallback) const {
   const GgufValue* found = value(key);
   if (found == nullptr) return fallback;
-  if (found->kind != GgufValue::Kind::boolean || found->is_list) {
+  if (found->kind() != GgufValue::Kind::boolean || found->is_list()) {
     fail_kind(name_, key, *found, "a truth value");
   }
-  return found->integers[0] != 0;
+  return found->integer() != 0;
 }
 
 std::string Gguf::text(std::string_view key, std::optional<std::string_view> fallback) const {
@@ -224,10 +224,10 @@ std::string Gguf::text(std::string_view key, std::optional<std::string_view> fal
     if (!fallback) fail_missing(name_, key);
     return std::string(*fallback);
   }
-  if (found->kind != GgufValue::Kind::text || found->is_list) {
+  if (found->kind() != GgufValue::Kind::text || found->is_list()) {
     fail_kind(name_, key, *found, "a text");
   }
-  return std::string(found->texts[0]);
+  return std::string(found->text());
 }
 
 }  // namespace lca

@@ -7,6 +7,7 @@
 #include "formats/tokenizer/tokenizer_load.h"
 #include "ops/packed.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -19,14 +20,54 @@
 
 namespace lca {
 
-/// One value of the settings: a scalar, or a list of scalars of one type.
-struct GgufValue {
+/// One value of the settings: a scalar, or a list of scalars of one type. Entries are decoded from
+/// the file's memory when they are asked for, so that a list nobody asks for takes no memory.
+class GgufValue {
+ public:
   enum class Kind : std::uint8_t { integer, number, boolean, text };
-  Kind kind = Kind::integer;
-  bool is_list = false;
-  std::vector<std::int64_t> integers;   ///< kinds integer and boolean; one entry for a scalar
-  std::vector<double> numbers;          ///< kind number
-  std::vector<std::string_view> texts;  ///< kind text, in the file's memory
+  /// Types of the file, by their numbers there.
+  enum class Stored : std::uint32_t {
+    u8,
+    i8,
+    u16,
+    i16,
+    u32,
+    i32,
+    f32,
+    boolean,
+    text,
+    list,
+    u64,
+    i64,
+    f64
+  };
+
+  GgufValue() = default;
+  /// `bytes` holds `count` entries, checked; a scalar's are copied.
+  GgufValue(Stored stored, Kind kind, bool is_list, std::size_t count,
+            std::span<const std::byte> bytes);
+
+  Kind kind() const { return kind_; }
+  bool is_list() const { return is_list_; }
+  /// Entries; 1 for a scalar.
+  std::size_t size() const { return count_; }
+  /// Kinds integer and boolean.
+  std::int64_t integer(std::size_t index = 0) const;
+  /// Kind number.
+  double number(std::size_t index = 0) const;
+  /// Kind text, in the file's memory. `texts` takes one pass, `text` one for each call.
+  std::string_view text(std::size_t index = 0) const;
+  std::vector<std::string_view> texts() const;
+
+ private:
+  const std::byte* data() const { return is_list_ ? bytes_.data() : scalar_.data(); }
+
+  Stored stored_ = Stored::u8;
+  Kind kind_ = Kind::integer;
+  bool is_list_ = false;
+  std::size_t count_ = 0;
+  std::span<const std::byte> bytes_;      // of lists and texts
+  std::array<std::byte, 8> scalar_ = {};  // of the rest
 };
 
 /// One tensor. `shape` is row-major (numpy's order): the reverse of what the file stores.

@@ -78,10 +78,12 @@ class ConfigReader {
                        std::int64_t least = 0) {
     const GgufValue* value = find(suffix);
     std::int64_t number = 0;
-    if (value != nullptr && value->is_list && value->kind == GgufValue::Kind::integer &&
-        !value->integers.empty()) {
-      number = value->integers[0];
-      if (!std::ranges::all_of(value->integers, [&](std::int64_t n) { return n == number; })) {
+    if (value != nullptr && value->is_list() && value->kind() == GgufValue::Kind::integer &&
+        value->size() > 0) {
+      number = value->integer();
+      std::size_t equal = 1;
+      while (equal < value->size() && value->integer(equal) == number) ++equal;
+      if (equal < value->size()) {
         fail_input("{}: key \"{}\" differs from layer to layer, which is not supported",
                    file_.name(), key(suffix));
       }
@@ -108,12 +110,13 @@ class ConfigReader {
     config_.feed_forward = integer("feed_forward_length", {}, 1);
     config_.context = integer("context_length", {}, 1);
     config_.norm_eps = number("attention.layer_norm_rms_epsilon");
-    config_.latent_norm_eps = config_.norm_eps;  // the files name no other
     if (const GgufTensor* embedding = file_.find("token_embd.weight")) {
       config_.vocabulary = embedding->shape.front();
     } else {
-      fail_input("{}: tensor \"token_embd.weight\" is missing: no whole language model",
-                 file_.name());
+      fail_input("{}: {}", file_.name(),
+                 file_.tensors().empty()
+                     ? "holds no weights, only settings and maybe a vocabulary"
+                     : "tensor \"token_embd.weight\" is missing: no whole language model");
     }
   }
 
@@ -156,6 +159,7 @@ class ConfigReader {
                  d_rope);
     }
     config_.attention = AttentionShape::mla(heads, d_key - d_rope, d_rope, d_latent, d_value);
+    config_.latent_norm_eps = kLatentNormEps;
     config_.query_latent = integer("attention.q_lora_rank", 0);
     config_.rope.width = d_rope;
   }
@@ -308,7 +312,7 @@ class ConfigReader {
       return file_.find("blk.0." + std::string(name)) != nullptr;
     };
     const bool latent = config_.attention.form == Form::mla;
-    config_.tied = file_.find("output.weight") == nullptr;
+    config_.tied = file_.find("output.weight") == nullptr;  // the format has no field for it
     config_.qkv_bias = config_.architecture == Architecture::qwen2 ||
                        in_first_layer(latent ? "attn_kv_a_mqa.bias" : "attn_q.bias");
     config_.output_bias = in_first_layer("attn_output.bias");

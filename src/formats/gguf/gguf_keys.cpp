@@ -52,13 +52,13 @@ constexpr std::array kNeutral = {
 bool gguf_key_is_idle(std::string_view key, const GgufValue& value) {
   if (std::ranges::find(kHarmless, key) != kHarmless.end()) return true;
   const auto neutral = std::ranges::find(kNeutral, key, &Neutral::key);
-  if (neutral == kNeutral.end() || value.is_list) return false;
-  switch (value.kind) {
+  if (neutral == kNeutral.end() || value.is_list()) return false;
+  switch (value.kind()) {
     case GgufValue::Kind::integer:
     case GgufValue::Kind::boolean:
-      return static_cast<double>(value.integers[0]) == neutral->value;
+      return static_cast<double>(value.integer()) == neutral->value;
     case GgufValue::Kind::number:
-      return value.numbers[0] == neutral->value;
+      return value.number() == neutral->value;
     case GgufValue::Kind::text:
       break;
   }

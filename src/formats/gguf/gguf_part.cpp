@@ -32,22 +32,7 @@ constexpr std::string_view kAlignmentKey = "general.alignment";
 constexpr std::uint64_t kLeastValueBytes = 8 + 4 + 1;
 constexpr std::uint64_t kLeastTensorBytes = 8 + 4 + 8 + 4 + 8;
 
-/// Types of settings, by their number in the file.
-enum class ValueType : std::uint32_t {
-  u8,
-  i8,
-  u16,
-  i16,
-  u32,
-  i32,
-  f32,
-  boolean,
-  text,
-  list,
-  u64,
-  i64,
-  f64
-};
+using ValueType = GgufValue::Stored;
 constexpr std::uint32_t kValueTypes = 13;
 
 /// The fewest bytes of one value.
@@ -166,10 +151,9 @@ class PartReader {
     if (key.empty()) fail_input("{}: a setting has an empty name", part_.name);
     const std::string what = fmt::format("key \"{}\"", text_printable(key));
     ValueType type = value_type(cursor.get<std::uint32_t>(what), key);
-    GgufValue value;
     std::uint64_t count = 1;
-    if (type == ValueType::list) {
-      value.is_list = true;
+    const bool is_list = type == ValueType::list;
+    if (is_list) {
       type = value_type(cursor.get<std::uint32_t>(what), key);
       if (type == ValueType::list) fail_input("{}: lists of lists are not read", where(key));
       count = cursor.get<std::uint64_t>(what);
@@ -178,92 +162,49 @@ class PartReader {
                    count);
       }
     }
-    fill(value, type, static_cast<std::size_t>(count), cursor, what);
+    GgufValue value = read_entries(type, is_list, static_cast<std::size_t>(count), cursor, what);
     if (!part_.values.try_emplace(std::string(key), std::move(value)).second) {
       fail_input("{}: appears twice", where(key));
     }
   }
 
-  void fill(GgufValue& value, ValueType type, std::size_t count, HeaderCursor& cursor,
-            std::string_view what) {
-    switch (type) {
-      case ValueType::u8:
-        return fill_integers<std::uint8_t>(value, count, cursor, what);
-      case ValueType::i8:
-        return fill_integers<std::int8_t>(value, count, cursor, what);
-      case ValueType::u16:
-        return fill_integers<std::uint16_t>(value, count, cursor, what);
-      case ValueType::i16:
-        return fill_integers<std::int16_t>(value, count, cursor, what);
-      case ValueType::u32:
-        return fill_integers<std::uint32_t>(value, count, cursor, what);
-      case ValueType::i32:
-        return fill_integers<std::int32_t>(value, count, cursor, what);
-      case ValueType::i64:
-        return fill_integers<std::int64_t>(value, count, cursor, what);
-      case ValueType::u64:
-        return fill_wide(value, count, cursor, what);
-      case ValueType::f32:
-        return fill_numbers<float>(value, count, cursor, what);
-      case ValueType::f64:
-        return fill_numbers<double>(value, count, cursor, what);
-      case ValueType::boolean:
-        fill_integers<std::uint8_t>(value, count, cursor, what);
-        value.kind = GgufValue::Kind::boolean;
-        for (const std::int64_t truth : value.integers) {
-          if (truth > 1) {
-            fail_input("{}: {} holds {} for a truth value, not 0 or 1", part_.name, what, truth);
-          }
-        }
-        return;
-      case ValueType::text:
-        value.kind = GgufValue::Kind::text;
-        value.texts.reserve(count);
-        for (std::size_t i = 0; i < count; ++i) {
-          value.texts.push_back(cursor.text(std::numeric_limits<std::uint64_t>::max(), what));
-        }
-        return;
-      case ValueType::list:
-        break;
+  /// Checks the entries and leaves them where they are.
+  GgufValue read_entries(ValueType type, bool is_list, std::size_t count, HeaderCursor& cursor,
+                         std::string_view what) const {
+    using Kind = GgufValue::Kind;
+    if (type == ValueType::text) {
+      const std::size_t begin = cursor.position();
+      for (std::size_t i = 0; i < count; ++i) {
+        cursor.text(std::numeric_limits<std::uint64_t>::max(), what);
+      }
+      return {type, Kind::text, is_list, count, bytes_.subspan(begin, cursor.position() - begin)};
     }
-    fail_input("{}: {} is a list of lists", part_.name, what);
+    const std::span<const std::byte> bytes = cursor.take(count * value_least_bytes(type), what);
+    const bool is_number = type == ValueType::f32 || type == ValueType::f64 ||
+                           (type == ValueType::u64 && !fits_integers(bytes));
+    if (type == ValueType::boolean) check_truth_values(bytes, what);
+    const Kind kind = is_number                    ? Kind::number
+                      : type == ValueType::boolean ? Kind::boolean
+                                                   : Kind::integer;
+    return {type, kind, is_list, count, bytes};
   }
 
-  template <typename T>
-  static void fill_integers(GgufValue& value, std::size_t count, HeaderCursor& cursor,
-                            std::string_view what) {
-    value.kind = GgufValue::Kind::integer;
-    value.integers.reserve(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      value.integers.push_back(static_cast<std::int64_t>(cursor.get<T>(what)));
+  /// Where one of a list is beyond our integers, all are numbers.
+  static bool fits_integers(std::span<const std::byte> bytes) {
+    for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+      std::uint64_t wide = 0;
+      std::memcpy(&wide, bytes.data() + at, sizeof wide);
+      if (!std::in_range<std::int64_t>(wide)) return false;
     }
+    return true;
   }
 
-  /// Where one is beyond our integers, all become numbers.
-  static void fill_wide(GgufValue& value, std::size_t count, HeaderCursor& cursor,
-                        std::string_view what) {
-    bool fits = true;
-    value.integers.reserve(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto wide = cursor.get<std::uint64_t>(what);
-      fits = fits && std::in_range<std::int64_t>(wide);
-      value.integers.push_back(static_cast<std::int64_t>(wide));
-    }
-    if (fits) return;
-    value.kind = GgufValue::Kind::number;
-    for (const std::int64_t wide : value.integers) {
-      value.numbers.push_back(static_cast<double>(static_cast<std::uint64_t>(wide)));
-    }
-    value.integers.clear();
-  }
-
-  template <typename T>
-  static void fill_numbers(GgufValue& value, std::size_t count, HeaderCursor& cursor,
-                           std::string_view what) {
-    value.kind = GgufValue::Kind::number;
-    value.numbers.reserve(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      value.numbers.push_back(static_cast<double>(cursor.get<T>(what)));
+  void check_truth_values(std::span<const std::byte> bytes, std::string_view what) const {
+    for (const std::byte truth : bytes) {
+      if (std::to_integer<int>(truth) > 1) {
+        fail_input("{}: {} holds {} for a truth value, not 0 or 1", part_.name, what,
+                   std::to_integer<int>(truth));
+      }
     }
   }
 
@@ -271,12 +212,13 @@ class PartReader {
     const auto at = part_.values.find(std::string(kAlignmentKey));
     if (at == part_.values.end()) return kDefaultAlignment;
     const GgufValue& value = at->second;
-    if (value.kind != GgufValue::Kind::integer || value.is_list || value.integers[0] < 1 ||
-        value.integers[0] > kLargestAlignment ||
-        !std::has_single_bit(static_cast<std::uint64_t>(value.integers[0]))) {
+    const bool is_integer = value.kind() == GgufValue::Kind::integer && !value.is_list();
+    const std::int64_t alignment = is_integer ? value.integer() : 0;
+    if (alignment < 1 || alignment > kLargestAlignment ||
+        !std::has_single_bit(static_cast<std::uint64_t>(alignment))) {
       fail_input("{}: must be a power of two up to {}", where(kAlignmentKey), kLargestAlignment);
     }
-    return static_cast<std::uint64_t>(value.integers[0]);
+    return static_cast<std::uint64_t>(alignment);
   }
 
   Entry read_tensor(HeaderCursor& cursor) {

@@ -11,7 +11,7 @@ namespace {
 const GgufValue* list_find(const Gguf& file, std::string_view key, GgufValue::Kind kind,
                            std::string_view what) {
   const GgufValue* value = file.value(key);
-  if (value != nullptr && (!value->is_list || value->kind != kind)) {
+  if (value != nullptr && (!value->is_list() || value->kind() != kind)) {
     fail_input("{}: key \"{}\" is not a list of {}", file.name(), key, what);
   }
   return value;
@@ -45,15 +45,17 @@ GgufTokenizer gguf_tokenizer_tables(const Gguf& file) {
     fail_input("{}: key \"tokenizer.ggml.tokens\" is missing: the file has no tokenizer",
                file.name());
   }
-  tables.tokens = tokens->texts;
+  tables.tokens = tokens->texts();
   if (const auto* scores = list_find(file, "tokenizer.ggml.scores", Kind::number, "numbers")) {
-    tables.scores = scores->numbers;
+    tables.scores.resize(scores->size());
+    for (std::size_t i = 0; i < scores->size(); ++i) tables.scores[i] = scores->number(i);
   }
   if (const auto* types = list_find(file, "tokenizer.ggml.token_type", Kind::integer, "integers")) {
-    tables.types = types->integers;
+    tables.types.resize(types->size());
+    for (std::size_t i = 0; i < types->size(); ++i) tables.types[i] = types->integer(i);
   }
   if (const auto* merges = list_find(file, "tokenizer.ggml.merges", Kind::text, "texts")) {
-    tables.merges = merges->texts;
+    tables.merges = merges->texts();
   }
   const std::size_t count = tables.tokens.size();
   if (!tables.scores.empty() && tables.scores.size() != count) {

@@ -47,12 +47,15 @@ void marks_sort(std::vector<std::int32_t>& codes) {
 struct Apply {
   std::string text;
   std::size_t limit;
+  RegexBudget& budget;
 
   std::string operator()(NormalForm form) const { return normal_form(text, form); }
   std::string operator()(const PrependStep& step) const {
     return text.empty() ? text : step.text + text;
   }
-  std::string operator()(const ReplaceStep& step) const { return text_replace(text, step, limit); }
+  std::string operator()(const ReplaceStep& step) const {
+    return text_replace(text, step, limit, budget);
+  }
 };
 
 }  // namespace
@@ -85,10 +88,11 @@ std::string normal_form(std::string_view text, NormalForm form) {
   return normal;
 }
 
-std::string text_replace(std::string_view text, const ReplaceStep& step, std::size_t limit) {
+std::string text_replace(std::string_view text, const ReplaceStep& step, std::size_t limit,
+                         RegexBudget& budget) {
   std::string replaced;
   std::size_t done = 0;
-  step.pattern.each(text, [&](std::size_t begin, std::size_t end) {
+  step.pattern.each(text, budget, [&](std::size_t begin, std::size_t end) {
     replaced.append(text.substr(done, begin - done)).append(step.text);
     done = end;
     if (replaced.size() > limit) fail_input("a tokenizer's replacement makes the text too long");
@@ -96,9 +100,11 @@ std::string text_replace(std::string_view text, const ReplaceStep& step, std::si
   return replaced.append(text.substr(done));
 }
 
-std::string text_normalise(std::string text, const std::vector<NormaliseStep>& steps) {
+std::string text_normalise(std::string text, const std::vector<NormaliseStep>& steps,
+                           RegexBudget& budget) {
   const std::size_t limit = grown_limit(text.size());
-  for (const NormaliseStep& step : steps) text = std::visit(Apply{std::move(text), limit}, step);
+  for (const NormaliseStep& step : steps)
+    text = std::visit(Apply{std::move(text), limit, budget}, step);
   return text;
 }
 

@@ -29,10 +29,12 @@ using NormaliseStep = std::variant<NormalForm, PrependStep, ReplaceStep>;
 /// `text`, which is UTF-8, in a normal form.
 std::string normal_form(std::string_view text, NormalForm form);
 /// `text` with every match replaced; throws Error where it would grow beyond `limit` bytes.
-std::string text_replace(std::string_view text, const ReplaceStep& step, std::size_t limit);
+std::string text_replace(std::string_view text, const ReplaceStep& step, std::size_t limit,
+                         RegexBudget& budget);
 /// The longest that steps of a tokenizer may make a text of `size` bytes.
 constexpr std::size_t grown_limit(std::size_t size) { return 65536 + 64 * size; }
 /// All steps one after the other.
-std::string text_normalise(std::string text, const std::vector<NormaliseStep>& steps);
+std::string text_normalise(std::string text, const std::vector<NormaliseStep>& steps,
+                           RegexBudget& budget);
 
 }  // namespace lca

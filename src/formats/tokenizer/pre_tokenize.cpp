@@ -92,20 +92,23 @@ void stretches_take(std::vector<Piece>& to, const Piece& piece, std::vector<Stre
   }
 }
 
-void regex_isolate(std::vector<Piece>& to, const Piece& piece, const Regex& regex) {
-  auto stretches = stretches_of(piece.text, [&](auto visit) { regex.each(piece.text, visit); });
+void regex_isolate(std::vector<Piece>& to, const Piece& piece, const Regex& regex,
+                   RegexBudget& budget) {
+  auto stretches =
+      stretches_of(piece.text, [&](auto visit) { regex.each(piece.text, budget, visit); });
   stretches_take(to, piece, stretches, SplitBehaviour::isolated);
 }
 
 struct Splitter {
   std::vector<Piece>& to;
   std::deque<std::string>& storage;
+  RegexBudget& budget;
   const Piece& piece;
   bool spells;
 
   void operator()(const SplitStep& step) const {
     auto stretches =
-        stretches_of(piece.text, [&](auto visit) { step.pattern.each(piece.text, visit); });
+        stretches_of(piece.text, [&](auto visit) { step.pattern.each(piece.text, budget, visit); });
     if (step.is_inverted) {
       for (Stretch& stretch : stretches) stretch.is_match = !stretch.is_match;
     }
@@ -131,7 +134,7 @@ struct Splitter {
     }
     const std::size_t first = to.size();
     if (step.splits) {
-      regex_isolate(to, whole, gpt2_regex());
+      regex_isolate(to, whole, gpt2_regex(), budget);
     } else {
       to.push_back(whole);
     }
@@ -176,7 +179,7 @@ void pieces_split(Pieces& pieces, const PreTokenizeStep& step, bool spells) {
   std::vector<Piece> split;
   split.reserve(pieces.list.size());
   for (const Piece& piece : pieces.list) {
-    std::visit(Splitter{split, pieces.storage, piece, spells}, step);
+    std::visit(Splitter{split, pieces.storage, pieces.budget, piece, spells}, step);
   }
   pieces.list = std::move(split);
 }

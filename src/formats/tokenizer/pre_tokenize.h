@@ -57,6 +57,7 @@ using PreTokenizeStep = std::variant<SplitStep, DigitsStep, ByteLevelStep, Metas
 struct Pieces {
   std::vector<Piece> list;
   std::deque<std::string>& storage;
+  RegexBudget& budget;
 };
 
 /// Applies one step to all pieces. `spells` false leaves the bytes of a ByteLevelStep as they are:

@@ -6,6 +6,7 @@
 #include "formats/tokenizer/utf8.h"
 
 #include <pcre2.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -27,6 +28,18 @@ struct Regex::Code {
 namespace {
 
 constexpr std::size_t kLongestPattern = 16384;
+// What one call may take: positions × steps at each. A fraction of a second.
+constexpr std::size_t kMostSteps = 250'000'000;
+constexpr std::size_t kLeastFreeSteps = 256;  // ordinary expressions take a few
+
+/// Time the processor spent on this thread: the same however busy the machine is.
+double thread_seconds() {
+  struct timespec now {};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xc0u) == 0x80u; }
 
 /// Memory for matching, one set a thread.
 struct Scratch {
@@ -240,6 +253,11 @@ class Translator {
 
 }  // namespace
 
+RegexBudget::RegexBudget(std::size_t size)
+    : free_steps_(static_cast<std::uint32_t>(
+          std::max(kLeastFreeSteps, kMostSteps / std::max<std::size_t>(size, 1)))),
+      seconds_left_(1 + 4e-6 * static_cast<double>(size)) {}
+
 std::string regex_translate(std::string_view pattern, std::string_view where) {
   return Translator(pattern, where).translate();
 }
@@ -256,8 +274,9 @@ Regex::Regex(std::string_view pattern, std::string_view where) {
   int error = 0;
   PCRE2_SIZE offset = 0;
   // ^ and $ match at every line for Oniguruma.
-  code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                             PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+  constexpr std::uint32_t kOptions =
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT;
+  code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), kOptions,
                              &error, &offset, context);
   pcre2_compile_context_free(context);
   if (code->code == nullptr) {
@@ -282,24 +301,64 @@ std::size_t Regex::after(std::string_view text, std::size_t at) {
   return at < text.size() ? at + utf8_length(text[at]) : at + 1;
 }
 
-std::optional<Regex::Match> Regex::find(std::string_view text, std::size_t start) const {
+/// Matches that begin at `start` … `last`, each in at most `steps` steps.
+Regex::Found Regex::match(std::string_view text, std::size_t start, std::size_t last,
+                          std::uint32_t steps, Match& place) const {
   thread_local Scratch scratch;
-  // Honest patterns take a few steps a character; those that try everything take exponentially
-  // many.
-  const std::size_t steps = 100'000 + 100 * (text.size() - start);
-  pcre2_set_match_limit(scratch.context,
-                        static_cast<std::uint32_t>(std::min<std::size_t>(steps, 400'000'000)));
+  pcre2_set_match_limit(scratch.context, steps);
+  pcre2_set_offset_limit(scratch.context, last);
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   const int found = pcre2_match(code_->code, subject, text.size(), start, PCRE2_NO_UTF_CHECK,
                                 scratch.data, scratch.context);
-  if (found == PCRE2_ERROR_NOMATCH) return std::nullopt;
+  if (found == PCRE2_ERROR_NOMATCH) return Found::none;
+  if (found == PCRE2_ERROR_MATCHLIMIT) return Found::limit;
   if (found < 0) {
     fail_input("{}: the regular expression \"{}\" cannot be matched: {}", code_->where,
                text_printable(code_->pattern), text_printable(message_of(found), 200));
   }
-  const PCRE2_SIZE* place = pcre2_get_ovector_pointer(scratch.data);
+  const PCRE2_SIZE* pair = pcre2_get_ovector_pointer(scratch.data);
   // A look-behind assertion can move the beginning; nothing here relies on that.
-  return Match{std::max<std::size_t>(place[0], start), std::max<std::size_t>(place[1], start)};
+  place = {std::max<std::size_t>(pair[0], start), std::max<std::size_t>(pair[1], start)};
+  return Found::match;
+}
+
+/// The first match at or behind `start`, on the text's account. PCRE2 counts steps anew at every
+/// position, cannot say how many it took, and is fast because it remembers between positions where
+/// a match cannot begin. So it is given stretches of positions, as long as steps × positions is
+/// bounded: shorter ones where a position needs more steps, longer ones again where not.
+Regex::Found Regex::search(std::string_view text, std::size_t start, RegexBudget& budget,
+                           Match& place) const {
+  std::size_t stretch = std::max<std::size_t>(1, text.size() - start);
+  while (start <= text.size()) {
+    const auto steps =
+        static_cast<std::uint32_t>(std::max<std::size_t>(kLeastFreeSteps, kMostSteps / stretch));
+    const double begin = thread_seconds();
+    const Found found = match(text, start, start + stretch - 1, steps, place);
+    const bool is_paid = budget.spend(thread_seconds() - begin);
+    if (found == Found::match) return found;
+    if (!is_paid || (found == Found::limit && stretch == 1)) return Found::limit;
+    if (found == Found::limit) {
+      stretch = std::max<std::size_t>(1, stretch / 8);
+      continue;
+    }
+    start += stretch;
+    while (start < text.size() && is_continuation(text[start])) ++start;
+    stretch *= 4;
+  }
+  return Found::none;
+}
+
+std::optional<Regex::Match> Regex::find(std::string_view text, std::size_t start,
+                                        RegexBudget& budget) const {
+  Match place;
+  Found found = match(text, start, text.size(), budget.free_steps(), place);
+  if (found == Found::limit) found = search(text, start, budget, place);
+  if (found == Found::match) return place;
+  if (found == Found::none) return std::nullopt;
+  fail_input(
+      "{}: the regular expression \"{}\" takes too many steps for this text; split the text, or "
+      "use another tokenizer",
+      code_->where, text_printable(code_->pattern));
 }
 
 }  // namespace lca

@@ -45,7 +45,7 @@ struct Tokenizer::State {
   /// The bytes of a token in the middle of a text.
   std::string_view bytes_of(std::int32_t id) const;
   /// The token as decoding begins with it: normalised where it was looked for so.
-  std::string decode_text(std::int32_t id) const;
+  std::string decode_text(std::int32_t id, RegexBudget& budget) const;
 };
 
 /// Takes from the front of `text` what the decoder strips; `left` counts down over the parts of a

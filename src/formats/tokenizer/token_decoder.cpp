@@ -13,9 +13,10 @@ struct Decode {
   std::string& text;
   bool is_first;
   std::size_t limit;
+  RegexBudget& budget;
   bool& is_byte;  // the token was one byte: nothing more is done to it
 
-  void operator()(const ReplaceStep& step) const { text = text_replace(text, step, limit); }
+  void operator()(const ReplaceStep& step) const { text = text_replace(text, step, limit, budget); }
 
   void operator()(const ByteLevelDecode&) const {
     if (auto bytes = byte_level_read(text)) text = std::move(*bytes);
@@ -59,12 +60,13 @@ struct Decode {
 
 }  // namespace
 
-std::string TokenDecoder::bytes_of(std::string_view token, bool is_first) const {
+std::string TokenDecoder::bytes_of(std::string_view token, bool is_first,
+                                   RegexBudget& budget) const {
   std::string text(token);
   bool is_byte = false;
   for (const DecodeStep& step : steps) {
     if (is_byte) break;
-    std::visit(Decode{text, is_first, grown_limit(token.size()), is_byte}, step);
+    std::visit(Decode{text, is_first, grown_limit(token.size()), budget, is_byte}, step);
   }
   return text;
 }

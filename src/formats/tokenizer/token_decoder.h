@@ -38,7 +38,7 @@ struct TokenDecoder {
   std::size_t strip_count = 0;  ///< … this often at most
 
   /// The bytes of a token; `is_first` for the first one of a text.
-  std::string bytes_of(std::string_view token, bool is_first) const;
+  std::string bytes_of(std::string_view token, bool is_first, RegexBudget& budget) const;
   /// Whether the first token of a text may differ from the others.
   bool first_differs() const;
 };

@@ -19,8 +19,8 @@ constexpr std::size_t kLongestText = std::size_t{1} << 30;
 /// Encodes one text. Remembers words, for most come again.
 class Encoder {
  public:
-  Encoder(const Tokenizer::State& state, const EncodeOptions& options)
-      : state_(state), options_(options) {}
+  Encoder(const Tokenizer::State& state, const EncodeOptions& options, std::size_t bytes)
+      : state_(state), options_(options), budget_(bytes) {}
 
   std::vector<std::int32_t> encode(std::string_view text) {
     const std::string clean = utf8_clean(text);
@@ -44,7 +44,7 @@ class Encoder {
   void text_encode(const Fragment& fragment) {
     std::string_view text = fragment.text;
     if (!state_.normalise.empty()) {
-      text = storage_.emplace_back(text_normalise(std::string(text), state_.normalise));
+      text = storage_.emplace_back(text_normalise(std::string(text), state_.normalise, budget_));
     }
     if (text.empty()) return;
     std::vector<Fragment> parts;
@@ -54,7 +54,7 @@ class Encoder {
         ids_.push_back(part.id);
         continue;
       }
-      Pieces pieces{{{part.text, part.is_first}}, storage_};
+      Pieces pieces{{{part.text, part.is_first}}, storage_, budget_};
       for (std::size_t i = 0; i < state_.pre_tokenize.size(); ++i) {
         const bool is_last = i + 1 == state_.pre_tokenize.size();
         pieces_split(pieces, state_.pre_tokenize[i], !(is_last && state_.spells_bytes));
@@ -88,6 +88,7 @@ class Encoder {
 
   const Tokenizer::State& state_;
   const EncodeOptions& options_;
+  RegexBudget budget_;
   std::vector<std::int32_t> ids_;
   std::deque<std::string> storage_;  // texts that views point to
   std::string spelled_;
@@ -109,11 +110,12 @@ std::string_view Tokenizer::State::bytes_of(std::int32_t id) const {
                                           decoded_begin[index + 1] - decoded_begin[index]);
 }
 
-std::string Tokenizer::State::decode_text(std::int32_t id) const {
+std::string Tokenizer::State::decode_text(std::int32_t id, RegexBudget& budget) const {
   const auto found = added_by_id.find(id);
   if (found == added_by_id.end()) return std::string(vocabulary.token(id));
   const AddedToken& token = added[found->second];
-  return token.is_normalised ? text_normalise(token.text, normalise) : token.text;
+  if (!token.is_normalised) return token.text;
+  return text_normalise(token.text, normalise, budget);
 }
 
 void Tokenizer::State::finish() {
@@ -140,16 +142,17 @@ void Tokenizer::State::finish() {
     is_special[static_cast<std::size_t>(token.id)] = token.is_special ? 1 : 0;
   }
   // Rewriting must not turn a small file into a large tokenizer.
-  std::size_t room = vocabulary.bytes();
-  for (const AddedToken& token : added) room += token.text.size();
-  room = grown_limit(room);
+  std::size_t bytes_left = vocabulary.bytes();
+  for (const AddedToken& token : added) bytes_left += token.text.size();
+  RegexBudget budget(bytes_left);
+  bytes_left = grown_limit(bytes_left);
   const auto account = [&](std::size_t bytes) {
-    if (bytes > room) fail_input("{}: its replacements make tokens too long", where);
-    room -= bytes;
+    if (bytes > bytes_left) fail_input("{}: its replacements make tokens too long", where);
+    bytes_left -= bytes;
   };
   for (const auto& [id, i] : added_by_id) {
     if (added[i].is_normalised) {
-      const std::string spelling = decode_text(id);
+      const std::string spelling = decode_text(id, budget);
       account(spelling.size());
       normalised_finder.add(added[i], spelling);
     } else {
@@ -166,7 +169,8 @@ void Tokenizer::State::finish() {
   decoded_begin.reserve(is_special.size() + 1);
   for (std::int64_t id = 0; id < count; ++id) {
     decoded_begin.push_back(decoded.size());
-    const std::string bytes = decoder.bytes_of(decode_text(static_cast<std::int32_t>(id)), false);
+    const std::string text = decode_text(static_cast<std::int32_t>(id), budget);
+    const std::string bytes = decoder.bytes_of(text, false, budget);
     account(bytes.size());
     decoded += bytes;
   }
@@ -193,7 +197,7 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text,
                kLongestText);
   }
   return guarded([&] {
-    std::vector<std::int32_t> ids = Encoder(*state_, options).encode(text);
+    std::vector<std::int32_t> ids = Encoder(*state_, options, text.size()).encode(text);
     if (options.add_special) {
       ids.insert(ids.begin(), state_->prefix.begin(), state_->prefix.end());
       ids.insert(ids.end(), state_->suffix.begin(), state_->suffix.end());
@@ -257,7 +261,8 @@ std::string StreamDecoder::push(std::int32_t id) {
   if (!with_special_ && state_->is_special[static_cast<std::size_t>(id)] != 0) return {};
   if (!first_) pending_ += state_->decoder.separator;
   if (first_ && state_->decoder.first_differs()) {
-    pending_ += state_->decoder.bytes_of(state_->decode_text(id), true);
+    RegexBudget budget(0);
+    pending_ += state_->decoder.bytes_of(state_->decode_text(id, budget), true, budget);
   } else {
     pending_ += state_->bytes_of(id);
   }

@@ -45,14 +45,36 @@ SplitStep isolate(const char* pattern, const Tokenizer::State& state) {
   return {Regex(pattern, state.where), SplitBehaviour::isolated, false};
 }
 
+/// A file that names no pre-tokenizer ("default" is no name of one either) is split as GPT-2 does
+/// where that may be right, with a warning; where the architecture is known to split otherwise it
+/// is refused, because every long number and every language but English would come out wrong.
+void pre_tokenizer_missing(const GgufTokenizer& tables, Tokenizer::State& state) {
+  const std::string_view architecture = tables.architecture;
+  if (architecture == "gpt2") return;
+  if (architecture == "qwen2" || architecture == "deepseek2") {
+    fail_input(
+        "{}: tokenizer.ggml.pre is {}, and {} models split text in a way of their own; convert the "
+        "model again",
+        state.where, tables.pre.empty() ? "missing" : "\"default\"", architecture);
+  }
+  state.warnings.push_back(fmt::format(
+      "{}: tokenizer.ggml.pre is {}: text is split as GPT-2 does, which may not be how the model "
+      "was trained; convert the model again",
+      state.where, tables.pre.empty() ? "missing" : "\"default\""));
+}
+
 /// The pre-tokenizer a file names. The steps end in the byte-level alphabet.
-void pre_tokenizer_set(std::string_view name, Tokenizer::State& state) {
+void pre_tokenizer_set(const GgufTokenizer& tables, Tokenizer::State& state) {
+  const std::string_view name = tables.pre;
   auto& steps = state.pre_tokenize;
   bool splits = false;  // by GPT-2's expression
-  if (name == "smollm") {
+  if (name == "smollm" || name == "starcoder" || name == "refact") {
     steps.emplace_back(DigitsStep{true});
     splits = true;
-  } else if (name == "gpt-2" || name == "default" || name.empty()) {
+  } else if (name.empty() || name == "default") {
+    pre_tokenizer_missing(tables, state);
+    splits = true;
+  } else if (name == "gpt-2") {
     splits = true;
   } else if (name == "qwen2" || name == "deepseek-r1-qwen") {
     state.normalise.emplace_back(NormalForm::nfc);
@@ -67,10 +89,16 @@ void pre_tokenizer_set(std::string_view name, Tokenizer::State& state) {
     steps.emplace_back(isolate("\\s+$", state));
     steps.emplace_back(isolate(kDeepSeekEastAsian, state));
     steps.emplace_back(DigitsStep{true});
+  } else if (name == "deepseek-coder") {
+    steps.emplace_back(isolate("[\\r\\n]", state));
+    steps.emplace_back(isolate("\\s?\\p{L}+", state));
+    steps.emplace_back(isolate("\\s?\\p{P}+", state));
+    steps.emplace_back(isolate(kDeepSeekEastAsian, state));
+    steps.emplace_back(DigitsStep{true});
   } else {
     fail_input(
-        "{}: tokenizer.ggml.pre \"{}\" is not supported; smollm, gpt-2, default, qwen2, "
-        "deepseek-llm, deepseek-r1-qwen, llama-bpe and llama3 are",
+        "{}: tokenizer.ggml.pre \"{}\" is not supported; gpt-2, smollm, starcoder, refact, qwen2, "
+        "deepseek-r1-qwen, deepseek-llm, deepseek-coder, llama-bpe, llama3 and llama-v3 are",
         state.where, text_printable(name));
   }
   steps.emplace_back(ByteLevelStep{false, splits});
@@ -94,7 +122,7 @@ void merges_set(const GgufTokenizer& tables, Tokenizer::State& state) {
 }
 
 void byte_level_set(const GgufTokenizer& tables, Tokenizer::State& state) {
-  pre_tokenizer_set(tables.pre, state);
+  pre_tokenizer_set(tables, state);
   merges_set(tables, state);
   state.decoder.steps.emplace_back(ByteLevelDecode{});
 }

@@ -1,6 +1,7 @@
-#include "byte_files.h"
+#include "formats/byte_files.h"
 #include "formats/gguf/gguf.h"
 #include "gguf_bytes.h"
+#include "support/allocation_count.h"
 
 #include <algorithm>
 #include <limits>
@@ -77,9 +78,11 @@ TEST(Gguf, ReadsValuesOfEveryType) {
   EXPECT_EQ(file.integer("absent", 7), 7);
   EXPECT_EQ(file.number("absent", 7.5), 7.5);
   ASSERT_NE(file.value("texts"), nullptr);
-  EXPECT_EQ(file.value("texts")->texts, (std::vector<std::string_view>{"", "b"}));
-  EXPECT_EQ(file.value("list")->integers, (std::vector<std::int64_t>{1, -1}));
-  EXPECT_TRUE(file.value("empty")->is_list);
+  EXPECT_EQ(file.value("texts")->texts(), (std::vector<std::string_view>{"", "b"}));
+  ASSERT_EQ(file.value("list")->size(), 2u);
+  EXPECT_EQ(file.value("list")->integer(0), 1);
+  EXPECT_EQ(file.value("list")->integer(1), -1);
+  EXPECT_TRUE(file.value("empty")->is_list());
   EXPECT_EQ(file.value("absent"), nullptr);
 
   expect_error([&] { file.integer("absent"); }, {"x.gguf: key \"absent\" is missing"});
@@ -358,7 +361,7 @@ TEST(GgufParts, OpenTogetherFromAnyOfThem) {
   }
   std::filesystem::remove(folder / "m-00002-of-00003.gguf");
   expect_error([&] { Gguf::open(folder / "m-00003-of-00003.gguf"); },
-               {"m-00002-of-00003.gguf: part 2 of 3 is missing"});
+               {"m-00002-of-00003.gguf: part 2 of 3 is missing"}, ErrorKind::not_found);
 }
 
 TEST(GgufParts, MustAgree) {
@@ -395,7 +398,25 @@ TEST(GgufParts, OfOneAreOneFile) {
     write_file(folder / name, GgufBuilder().integer("a", 1).bytes());
     EXPECT_EQ(Gguf::open(folder / name).integer("a"), 1) << name;
   }
-  expect_error([&] { Gguf::open(folder / "absent.gguf"); }, {"absent.gguf"});
+  expect_error([&] { Gguf::open(folder / "absent.gguf"); }, {"absent.gguf"}, ErrorKind::not_found);
+}
+
+TEST(Gguf, AListThatNobodyReadsTakesNoMemory) {
+  if (!test::allocations_are_counted()) GTEST_SKIP() << "this build does not count";
+  constexpr std::size_t kCount = std::size_t{1} << 22;
+  const std::string bytes =
+      GgufBuilder()
+          .list<std::uint8_t>("bytes", GgufType::u8, std::vector<std::uint8_t>(kCount, 7))
+          .list<std::uint8_t>("truths", GgufType::boolean, std::vector<std::uint8_t>(kCount, 1))
+          .texts("texts", std::vector<std::string>(kCount / 16))
+          .bytes();
+  const std::int64_t before = test::allocated_bytes();
+  const Gguf file = Gguf::parse(test::bytes_of(bytes), "x.gguf");
+  EXPECT_LT(test::allocated_bytes() - before, 16384);
+  EXPECT_EQ(file.value("bytes")->size(), kCount);
+  EXPECT_EQ(file.value("bytes")->integer(kCount - 1), 7);
+  EXPECT_EQ(file.value("truths")->integer(1), 1);
+  EXPECT_EQ(file.value("texts")->texts().size(), kCount / 16);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "byte_files.h"
+#include "formats/byte_files.h"
 #include "formats/gguf/gguf.h"
 #include "gguf_bytes.h"
 #include "support/test_data.h"
@@ -44,6 +44,17 @@ TEST(GgufConfig, OfLlamaHasAdjacentPairsAndDecimalNumbers) {
   EXPECT_EQ(config.begin_token, 3);
   EXPECT_EQ(config.experts.count, 0);
   EXPECT_EQ(config.score_scale, 1);
+}
+
+TEST(GgufConfig, NormsOfLatentsHaveTheirOwnEpsWhateverTheFileSays) {
+  // MiniCPM3-4B's file says 1e-5, and its own code takes 1e-6 for these two norms.
+  GgufBuilder minicpm = test::gguf_minicpm();
+  minicpm.number("minicpm3.attention.layer_norm_rms_epsilon", 1e-2f);
+  EXPECT_EQ(config_of(minicpm).norm_eps, 1e-2);
+  EXPECT_EQ(config_of(minicpm).latent_norm_eps, 1e-6);
+  GgufBuilder deepseek = test::gguf_deepseek();
+  deepseek.number("deepseek2.attention.layer_norm_rms_epsilon", 1e-2f);
+  EXPECT_EQ(config_of(deepseek).latent_norm_eps, 1e-6);
 }
 
 TEST(GgufConfig, SeesBiasesAndTheHeadByTheirTensors) {
@@ -194,7 +205,6 @@ TEST(GgufConfig, OfMinicpm3HasItsScalingsAndLongRope) {
   EXPECT_EQ(config.embedding_scale, 12);
   EXPECT_DOUBLE_EQ(config.residual_scale, 1.4 / std::sqrt(2.0));
   EXPECT_EQ(config.logit_divisor, 0.25);
-  EXPECT_EQ(config.latent_norm_eps, config.norm_eps);
 
   GgufBuilder told = test::gguf_minicpm();
   told.number("minicpm3.embedding_scale", 2)
@@ -303,6 +313,8 @@ TEST(GgufConfig, RefusesNumbersThatAreMissingOrWrong) {
       .integer("llama.embedding_length", 64)
       .integer("llama.feed_forward_length", 96)
       .number("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  expect_refused(empty, {"holds no weights"});
+  empty.tensor("output_norm.weight", PackedType::f32, {64});
   expect_refused(empty, {"tensor \"token_embd.weight\" is missing"});
 }
 

@@ -1,4 +1,4 @@
-#include "byte_files.h"
+#include "formats/byte_files.h"
 #include "formats/tokenizer/normalise.h"
 #include "tokenizer_files.h"
 
@@ -132,6 +132,45 @@ TEST(Tokenizer, RefusesWhatItWouldGetWrong) {
   expect_error([] { tokenizer_from_json("[]", "t.json"); }, {"t.json: "});
 }
 
+Tokenizer split_by(const std::string& pattern) {
+  return small([&](json& tree) {
+    tree["pre_tokenizer"] = {
+        {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}};
+  });
+}
+
+TEST(Tokenizer, AHostileTextEndsInAnErrorHoweverItsStepsAreSpread) {
+  // Each position takes only as many steps as the text is long, but there are as many positions:
+  // all of it takes minutes.
+  const Tokenizer quadratic = split_by("(?:a|b)*[cd]");
+  EXPECT_NO_THROW(quadratic.encode("aabac and aaaad"));
+  expect_error([&] { quadratic.encode(std::string(200'000, 'a')); },
+               {"t.json: pre_tokenizer: the regular expression", "too many steps"});
+  // A little in each of many words adds up as well.
+  std::string words;
+  for (int i = 0; i < 400; ++i) words += std::string(500, 'a') + "x";
+  expect_error([&] { split_by("(?:a|b)*(?:a|b)*[cd]|x").encode(words); }, {"too many steps"});
+}
+
+TEST(Tokenizer, ExpressionsThatGoBackOverLongRunsAreNotRefused) {
+  // Of DeepSeek's: each position of a run of spaces could try all of the rest.
+  const Tokenizer tokenizer = split_by("\\s+$");
+  const std::string text = std::string(300'000, ' ') + "a";
+  EXPECT_EQ(tokenizer.encode(text).size(), 300'001u);
+  EXPECT_EQ(split_by("[ab]*[ac][de]").encode(std::string(300'000, 'a')).size(), 300'000u);
+}
+
+TEST(Tokenizer, LongRunsOfOneKindAreNoHostileText) {
+  for (const char* name : {"qwen2", "llama3"}) {
+    const Tokenizer tokenizer = test::golden_tokenizer(name);
+    for (const char* run : {" ", "\n", "\t ", "a", "1", "!", "中", " ", "'"}) {
+      std::string text = "x";
+      while (text.size() < 200'000) text += run;
+      EXPECT_NO_THROW(tokenizer.encode(text + "y")) << name << " \"" << run << '"';
+    }
+  }
+}
+
 TEST(Tokenizer, HostileExpressionsEnd) {
   const Tokenizer tokenizer = small([](json& tree) {
     tree["pre_tokenizer"] =
@@ -259,9 +298,9 @@ TEST(Tokenizer, GgufTablesAreChecked) {
       {"not two tokens"});
 }
 
-TEST(Tokenizer, GgufPreTokenizersAreAllThere) {
-  std::vector<std::string> texts;
-  for (int byte = 0; byte < 256; ++byte) {
+/// Byte-level tokens of all bytes, and one for each of `merges`.
+struct ByteTables {
+  explicit ByteTables(const std::vector<std::string>& pairs) : merges(pairs) {
     std::string token;
     const bool is_printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad);
     utf8_append(token, is_printable
@@ -276,13 +315,14 @@ TEST(Tokenizer, GgufPreTokenizersAreAllThere) {
   tables.model = "gpt2";
   tables.tokens = {texts.begin(), texts.end()};
   tables.merges = {"1 2"};
-  for (const char* pre : {"smollm", "gpt-2", "default", "", "qwen2", "deepseek-llm",
-                          "deepseek-r1-qwen", "llama-bpe", "llama3"}) {
+  for (const char* pre :
+       {"smollm", "gpt-2", "default", "", "qwen2", "deepseek-llm", "deepseek-coder",
+        "deepseek-r1-qwen", "llama-bpe", "llama3", "llama-v3", "starcoder", "refact"}) {
     tables.pre = pre;
     const Tokenizer tokenizer = tokenizer_from_tables(tables, "f.gguf");
     const std::string name = pre;
     const bool is_whole = name == "gpt-2" || name == "default" || name.empty() ||
-                          name == "llama-bpe" || name == "llama3";
+                          name == "llama-bpe" || name == "llama3" || name == "llama-v3";
     EXPECT_EQ(tokenizer.encode("12").size(), is_whole ? 1u : 2u) << pre;
     for (const std::string& text : test::golden_texts()) {
       const std::string clean = utf8_clean(text);

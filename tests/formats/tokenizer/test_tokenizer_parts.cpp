@@ -1,6 +1,6 @@
 // The parts of tokenizers: expressions, normal forms, UTF-8, and decoding in a stream.
 
-#include "byte_files.h"
+#include "formats/byte_files.h"
 #include "formats/tokenizer/normalise.h"
 #include "formats/tokenizer/regex.h"
 #include "tokenizer_files.h"
@@ -27,7 +27,8 @@ TEST(TokenizerRegex, RefusesExpressionsOfAnotherMeaning) {
 TEST(TokenizerRegex, SpaceIsWhiteSpaceAndLinesEndAtLineFeeds) {
   const auto matches = [](const char* pattern, const std::string& text) {
     std::vector<std::string> found;
-    Regex(pattern, "r").each(text, [&](std::size_t begin, std::size_t end) {
+    RegexBudget budget(text.size());
+    Regex(pattern, "r").each(text, budget, [&](std::size_t begin, std::size_t end) {
       found.push_back(text.substr(begin, end - begin));
     });
     return found;
