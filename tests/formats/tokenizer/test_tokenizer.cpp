@@ -298,23 +298,54 @@ TEST(Tokenizer, GgufTablesAreChecked) {
       {"not two tokens"});
 }
 
-/// Byte-level tokens of all bytes, and one for each of `merges`.
+/// The tables of byte-level BPE with a token for every byte and one for each merge.
 struct ByteTables {
-  explicit ByteTables(const std::vector<std::string>& pairs) : merges(pairs) {
-    std::string token;
-    const bool is_printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad);
-    utf8_append(token, is_printable
-                           ? static_cast<std::uint32_t>(byte)
-                           : 0x100u + static_cast<std::uint32_t>(byte < 0x21   ? byte
-                                                                 : byte < 0xa1 ? byte - 0x7f + 33
-                                                                               : 67));
-    texts.push_back(token);
+  explicit ByteTables(std::vector<std::string> pairs) : merges(std::move(pairs)) {
+    for (int byte = 0; byte < 256; ++byte) {
+      std::string token;
+      const bool is_printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad);
+      utf8_append(token, is_printable
+                             ? static_cast<std::uint32_t>(byte)
+                             : 0x100u + static_cast<std::uint32_t>(byte < 0x21   ? byte
+                                                                   : byte < 0xa1 ? byte - 0x7f + 33
+                                                                                 : 67));
+      texts.push_back(token);
+    }
+    for (std::string merge : merges) texts.push_back(merge.erase(merge.find(' '), 1));
+    tables.model = "gpt2";
+    tables.tokens = {texts.begin(), texts.end()};
+    tables.merges = {merges.begin(), merges.end()};
   }
-  texts.push_back("12");
+  std::vector<std::string> merges, texts;
   GgufTokenizer tables;
-  tables.model = "gpt2";
-  tables.tokens = {texts.begin(), texts.end()};
-  tables.merges = {"1 2"};
+};
+
+/// What each token of `text` stands for, between bars.
+std::string cut(const Tokenizer& tokenizer, const std::string& text) {
+  std::string parts = "|";
+  for (const std::int32_t id : tokenizer.encode(text)) {
+    parts.append(tokenizer.bytes(id)).append("|");
+  }
+  return parts;
+}
+
+TEST(Tokenizer, DeepSeekCoderSplitsLettersPunctuationAndDigitsApart) {
+  // Every pair could be merged: what stays apart was split before.
+  ByteTables form({"a b", "b !", "! !", "\u0120 !", "1 2", "b 1", "\u010a \u010a", "! $", "$ $"});
+  form.tables.pre = "deepseek-coder";
+  const Tokenizer coder = tokenizer_from_tables(form.tables, "f.gguf");
+  EXPECT_EQ(cut(coder, "ab!! !"), "|ab|!!| !|");
+  EXPECT_EQ(cut(coder, "12 ab12"), "|1|2| |ab|1|2|");
+  EXPECT_EQ(cut(coder, "\n\n"), "|\n|\n|");
+  EXPECT_EQ(cut(coder, "!$$"), "|!|$$|") << "a currency sign is no punctuation";
+  form.tables.pre = "deepseek-llm";
+  const Tokenizer llm = tokenizer_from_tables(form.tables, "f.gguf");
+  EXPECT_EQ(cut(llm, "!$$"), "|!$|$|") << "but is to the other one";
+}
+
+TEST(Tokenizer, GgufPreTokenizersAreAllThere) {
+  ByteTables form({"1 2"});
+  GgufTokenizer& tables = form.tables;
   for (const char* pre :
        {"smollm", "gpt-2", "default", "", "qwen2", "deepseek-llm", "deepseek-coder",
         "deepseek-r1-qwen", "llama-bpe", "llama3", "llama-v3", "starcoder", "refact"}) {
