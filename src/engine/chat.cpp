@@ -107,8 +107,8 @@ std::vector<std::int32_t> ChatTemplate::State::encode_text(std::string_view text
   };
   if (std::ranges::none_of(ids, is_guarded)) return ids;
 
-  // Some checkpoints do not call the marks of their format special, and a tokenizer then sees them
-  // in any text. Cut behind the first byte of each, so that there is nothing to see.
+  // Some checkpoints do not declare the marks of their format special, and their tokenizers find
+  // them in any text. Cut after the first byte of each, so that none is found.
   ids.clear();
   std::size_t from = 0;
   for (std::size_t at = 0; at < text.size(); ++at) {
@@ -146,7 +146,7 @@ std::vector<std::int32_t> ChatTemplate::State::encode(std::span<const ChatPiece>
     if (special == marks) return ids;
   }
 
-  // Somebody wrote a special token's name: everything between the marks is text and nothing else.
+  // A message spells a special token: everything between the marks is encoded as plain text.
   std::vector<std::int32_t> ids;
   std::string text;
   const auto flush = [&] {

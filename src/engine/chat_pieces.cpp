@@ -24,7 +24,7 @@ std::string_view role_name(Role role) {
   return "assistant";
 }
 
-/// Collects pieces and joins texts that meet, because a token may reach across the seam.
+/// Collects pieces and joins adjacent texts, because a token may span both.
 class Pieces {
  public:
   void mark(std::string_view token) {
@@ -189,7 +189,7 @@ void r1_user(Pieces& out, std::string_view text) {
 }
 
 void r1_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
-  // The one system message goes first wherever it stands; of several the last one counts.
+  // The system message is written first wherever it stands; of several the last one counts.
   std::string_view system;
   for (const ChatMessage& message : messages) {
     if (message.role == Role::system) system = message.text;
@@ -211,7 +211,7 @@ void r1_answer(Pieces& out, const ChatStyle& style) {
   out.text("\n");
 }
 
-/// A base model goes on where the text ends, so a reply follows without a seam.
+/// A base model continues the text, so a reply follows it without a separator.
 void plain_write(Pieces& out, std::span<const ChatMessage> messages) {
   for (std::size_t i = 0; i < messages.size(); ++i) {
     if (i > 0 && messages[i].role != Role::assistant) out.text("\n\n");

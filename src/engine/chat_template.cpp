@@ -1,5 +1,5 @@
-// What a chat template (Jinja) tells about itself without being run: the format by its marks, and
-// the few sentences that checkpoints of one format write differently.
+// What can be read off a chat template (Jinja) without running it: the format, by its marks, and
+// the few sentences in which checkpoints of one format differ.
 #include "core/error.h"
 #include "core/text.h"
 #include "engine/chat_pieces.h"
@@ -41,7 +41,7 @@ std::optional<std::string> literal_at(std::string_view text, std::size_t at) {
   return std::nullopt;
 }
 
-/// The first literal that begins with `first` and of which `accept` makes something.
+/// What `accept` makes of the first literal that begins with `first` and that it accepts.
 template <typename Accept>
 std::string literal_find(std::string_view text, std::string_view first, const Accept& accept) {
   for (std::size_t at = text.find(first); at != std::string_view::npos;
@@ -54,7 +54,7 @@ std::string literal_find(std::string_view text, std::string_view first, const Ac
   return {};
 }
 
-/// "<|im_start|>system⏎ TEXT <|im_end|>⏎", in one literal, is a system message nobody gave.
+/// "<|im_start|>system⏎ TEXT <|im_end|>⏎", in one literal, is the default system message.
 std::string chatml_default(std::string_view chat_template) {
   constexpr std::string_view kHead = "<|im_start|>system\n";
   constexpr std::string_view kTail = "<|im_end|>\n";

@@ -1,6 +1,6 @@
 #pragma once
 /// One JSON object as a list of named values, for configuration files: scalars are ready, objects
-/// and lists are kept as text until somebody asks for them.
+/// and lists are kept as text until they are read.
 
 #include "formats/json_text.h"
 

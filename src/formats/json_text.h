@@ -1,6 +1,6 @@
 #pragma once
-/// JSON from files nobody vouches for, read as a stream of events: no tree is built, nesting costs
-/// no stack, and the reader may stop at the first thing it does not like by throwing.
+/// Untrusted JSON, read as a stream of events: no tree is built, nesting costs no stack, and a
+/// reader stops by throwing.
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// What a checkpoint says about its model, whichever format said it. Readers fill in every field
+/// The configuration of a model, from either format. Readers fill in every field
 /// and refuse what a field cannot express, so that nothing a file asks for is silently ignored.
 
 #include <lca/settings.h>
@@ -23,14 +23,14 @@ enum class RopeKind : std::uint8_t { standard, linear, dynamic, yarn, longrope, 
 /// "default", "linear", "dynamic", "yarn", "longrope", "llama3".
 std::string_view rope_kind_name(RopeKind kind);
 
-/// Which channels turn together: i with i + width/2, or 2i with 2i + 1.
+/// Which channels are rotated as a pair: i with i + width/2, or 2i with 2i + 1.
 enum class RopeLayout : std::uint8_t { halves, adjacent };
 
 /// Rotary positions. Fields a kind does not use keep their defaults.
 struct RopeConfig {
   RopeKind kind = RopeKind::standard;
   RopeLayout layout = RopeLayout::halves;
-  std::int64_t width = 0;  ///< channels that turn, even
+  std::int64_t width = 0;  ///< channels that are rotated, even
   double base = 10000;     ///< theta
   double factor = 1;       ///< linear, dynamic, yarn, longrope, llama3
   std::int64_t original_length =
@@ -74,7 +74,7 @@ struct ModelConfig {
   std::int64_t hidden = 0;
   std::int64_t feed_forward = 0;  ///< hidden width of the (dense) SwiGLU
   std::int64_t vocabulary = 0;
-  std::int64_t context = 0;  ///< positions the model was made for
+  std::int64_t context = 0;  ///< positions the model was trained for
   double norm_eps = 1e-6;
   double latent_norm_eps = kLatentNormEps;  ///< MLA: of q_a_layernorm and kv_a_layernorm
 

@@ -86,7 +86,7 @@ class IndexReader : public JsonReader {
 SafetensorsSet SafetensorsSet::open(const std::filesystem::path& folder, FileAccess access) {
   SafetensorsSet set;
   std::error_code ignored;
-  // The single file goes first, as in transformers: an index beside it is left over.
+  // The single file takes precedence, as in transformers: an index beside it is ignored.
   if (std::filesystem::exists(folder / kSingle, ignored)) {
     set.files_.push_back(Safetensors::open(folder / kSingle, access));
     for (const TensorInfo& tensor : set.files_[0].tensors()) {

@@ -19,7 +19,7 @@ inline void require(bool holds) {
 /// An error is about the input, and a single printable line that begins with `start`.
 inline void check_message(const Error& error, std::string_view start = "") {
   const std::string line = error.what();
-  require(error.kind() == ErrorKind::bad_input);
+  require(error.kind() == ErrorKind::bad_input || error.kind() == ErrorKind::incompatible);
   require(!line.empty() && line.size() < 4000);
   require(line.starts_with(start));
   require(text_printable(line, line.size()) == line);

@@ -21,7 +21,7 @@
 namespace lca {
 
 /// One value of the settings: a scalar, or a list of scalars of one type. Entries are decoded from
-/// the file's memory when they are asked for, so that a list nobody asks for takes no memory.
+/// the file's memory when they are asked for, so that an unused list takes no memory.
 class GgufValue {
  public:
   enum class Kind : std::uint8_t { integer, number, boolean, text };

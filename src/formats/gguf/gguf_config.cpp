@@ -14,7 +14,7 @@
 namespace lca {
 namespace {
 
-/// GGUF keeps numbers in float32 that a person wrote in decimal: 1e-05 lies there as
+/// GGUF stores numbers in float32 that were written in decimal: 1e-05 becomes
 /// 9.99999975e-06. The shortest decimal that gives the same float32 is the number meant.
 double decimal_meant(double value) {
   const auto narrow = static_cast<float>(value);
@@ -132,7 +132,7 @@ class ConfigReader {
       config_.rope.width = integer("rope.dimension_count", d_key, 2);
       if (config_.rope.width != d_key) {
         fail_input(
-            "{}: key \"{}\" is {}, not the head's width {}: turning a part of it is not "
+            "{}: key \"{}\" is {}, not the head's width {}: rotating a part of it is not "
             "supported",
             file_.name(), key("rope.dimension_count"), config_.rope.width, d_key);
       }
@@ -155,8 +155,8 @@ class ConfigReader {
                  key("attention.head_count_kv"), kv_heads, heads);
     }
     if (d_key <= d_rope) {
-      fail_input("{}: keys of {} values leave nothing beside the {} that turn", file_.name(), d_key,
-                 d_rope);
+      fail_input("{}: keys of {} values leave nothing beside the {} that are rotated", file_.name(),
+                 d_key, d_rope);
     }
     config_.attention = AttentionShape::mla(heads, d_key - d_rope, d_rope, d_latent, d_value);
     config_.latent_norm_eps = kLatentNormEps;
@@ -277,7 +277,7 @@ class ConfigReader {
     find("expert_weights_norm");
     experts.normalise = file_.boolean(key("expert_weights_norm"), false);
     const std::int64_t gating = integer("expert_gating_func", 1);
-    if (gating > 1) {  // 0: not said
+    if (gating > 1) {  // 0: not stated
       fail_input("{}: key \"{}\" is {}: only 1 (softmax) is supported, not DeepSeek-V3's router",
                  file_.name(), key("expert_gating_func"), gating);
     }
@@ -346,13 +346,13 @@ class ConfigReader {
     }
   }
 
-  /// Refuses settings of the architecture that nobody read and that ask for something.
+  /// Refuses keys of the architecture that were not read and are not ignored.
   void check_nothing_left() const {
     const std::string prefix = architecture_ + ".";
     std::vector<std::string_view> left;
     for (const auto& [name, value] : file_.values()) {
       if (name.starts_with(prefix) && !read_.contains(name) &&
-          !gguf_key_is_idle(std::string_view(name).substr(prefix.size()), value)) {
+          !gguf_key_is_ignored(std::string_view(name).substr(prefix.size()), value)) {
         left.push_back(name);
       }
     }

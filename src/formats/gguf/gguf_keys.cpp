@@ -16,7 +16,7 @@ constexpr std::array<std::string_view, 6> kHarmless = {
     "rope.scaling.original_context_length",
 };
 
-/// Settings we do not do, with the value that asks for nothing.
+/// Settings that are not supported, with the value that has no effect.
 struct Neutral {
   std::string_view key;
   double value;
@@ -49,7 +49,7 @@ constexpr std::array kNeutral = {
 
 }  // namespace
 
-bool gguf_key_is_idle(std::string_view key, const GgufValue& value) {
+bool gguf_key_is_ignored(std::string_view key, const GgufValue& value) {
   if (std::ranges::find(kHarmless, key) != kHarmless.end()) return true;
   const auto neutral = std::ranges::find(kNeutral, key, &Neutral::key);
   if (neutral == kNeutral.end() || value.is_list()) return false;

@@ -1,5 +1,5 @@
 #pragma once
-/// Settings of a GGUF file that nobody has to read.
+/// Ignored keys of a GGUF file.
 
 #include "formats/gguf/gguf.h"
 
@@ -8,7 +8,7 @@
 namespace lca {
 
 /// Whether a setting of an architecture (`key` without "llama.") changes nothing we compute, or has
-/// the value that asks for nothing.
-bool gguf_key_is_idle(std::string_view key, const GgufValue& value);
+/// a value without effect.
+bool gguf_key_is_ignored(std::string_view key, const GgufValue& value);
 
 }  // namespace lca

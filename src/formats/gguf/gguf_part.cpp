@@ -122,11 +122,11 @@ class PartReader {
     cursor.take(kMagic.size(), "the magic");
     const auto version = cursor.get<std::uint32_t>("the version");
     if (version != kVersion && __builtin_bswap32(version) == kVersion) {
-      fail_input("{}: is a big-endian GGUF file; convert it to little-endian first", file);
+      fail_incompatible("{}: is a big-endian GGUF file; convert it to little-endian first", file);
     }
     if (version != kVersion) {
-      fail_input("{}: GGUF version {} is not read, only {}; convert the model again", file, version,
-                 kVersion);
+      fail_incompatible("{}: GGUF version {} is not read, only {}; convert the model again", file,
+                        version, kVersion);
     }
     tensor_count_ = cursor.get<std::uint64_t>("the number of tensors");
     value_count_ = cursor.get<std::uint64_t>("the number of settings");

@@ -15,7 +15,7 @@ struct AddedToken {
   bool is_special = false;      ///< left out of decoded text; found only where asked for
   bool is_single_word = false;  ///< not inside a word
   bool strips_left = false;     ///< takes white space before it along
-  bool strips_right = false;    ///< the same behind it
+  bool strips_right = false;    ///< the same after it
   bool is_normalised = false;   ///< looked for in the normalised text
 };
 

@@ -28,7 +28,7 @@ struct Candidate {
   }
 };
 
-/// The same with a score, of which the highest goes first.
+/// The same with a score; the highest is merged first.
 struct ScoredCandidate {
   float score = 0;
   std::int32_t left = 0;

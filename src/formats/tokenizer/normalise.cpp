@@ -27,7 +27,8 @@ void decompose(std::vector<std::int32_t>& codes, std::int32_t code, utf8proc_opt
   }
 }
 
-/// Sorts the marks behind each character. utf8proc's own way takes quadratic time for many marks.
+/// Sorts the combining marks after each character. utf8proc's own way takes quadratic time for many
+/// marks.
 void marks_sort(std::vector<std::int32_t>& codes) {
   for (std::size_t i = 0; i < codes.size();) {
     if (combining_class(codes[i]) == 0) {

@@ -11,18 +11,18 @@
 
 namespace lca {
 
-/// A stretch of text on its way to becoming words.
+/// A stretch of text that is being cut into words.
 struct Piece {
   std::string_view text;
   bool is_first = false;  ///< begins where the whole text begins
 };
 
-/// What becomes of the matches of a Split.
+/// What a Split does with its matches.
 enum class SplitBehaviour {
   isolated,              ///< pieces of their own
   removed,               ///< left out
   merged_with_previous,  ///< the end of the piece before
-  merged_with_next,      ///< the beginning of the piece behind
+  merged_with_next,      ///< the beginning of the next piece
   contiguous,            ///< neighbouring matches are one piece
 };
 
@@ -61,7 +61,7 @@ struct Pieces {
 };
 
 /// Applies one step to all pieces. `spells` false leaves the bytes of a ByteLevelStep as they are:
-/// who asks for that spells them later.
+/// the caller spells them later.
 void pieces_split(Pieces& pieces, const PreTokenizeStep& step, bool spells);
 
 }  // namespace lca

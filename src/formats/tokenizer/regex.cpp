@@ -322,7 +322,7 @@ Regex::Found Regex::match(std::string_view text, std::size_t start, std::size_t 
   return Found::match;
 }
 
-/// The first match at or behind `start`, on the text's account. PCRE2 counts steps anew at every
+/// The first match at or after `start`, charged to the budget. PCRE2 counts steps anew at every
 /// position, cannot say how many it took, and is fast because it remembers between positions where
 /// a match cannot begin. So it is given stretches of positions, as long as steps × positions is
 /// bounded: shorter ones where a position needs more steps, longer ones again where not.

@@ -40,7 +40,7 @@ class Regex {
   struct Match {
     std::size_t begin = 0, end = 0;
   };
-  /// The first match at or behind `start` in `text`, which is UTF-8. Throws Error where the budget
+  /// The first match at or after `start` in `text`, which is UTF-8. Throws Error where the budget
   /// is used up.
   std::optional<Match> find(std::string_view text, std::size_t start, RegexBudget& budget) const;
 
@@ -74,7 +74,7 @@ class Regex {
   std::shared_ptr<const Code> code_;
 };
 
-/// `pattern` in PCRE2's language; throws Error for what cannot be said there. Seen by tests.
+/// `pattern` in PCRE2's language; throws Error where it cannot be translated. Exposed for tests.
 std::string regex_translate(std::string_view pattern, std::string_view where);
 
 }  // namespace lca

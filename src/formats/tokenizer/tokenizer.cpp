@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
-/// Encodes one text. Remembers words, for most come again.
+/// Encodes one text. Caches the ids of words, since most are repeated.
 class Encoder {
  public:
   Encoder(const Tokenizer::State& state, const EncodeOptions& options, std::size_t bytes)

@@ -207,7 +207,7 @@ void added_tokens_read(const JsonTree& root, Tokenizer::State& state) {
     const std::int64_t id = object.integer("id");
     if (id < 0 || id > std::numeric_limits<std::int32_t>::max()) object.fail("id", "a token id");
     token.id = static_cast<std::int32_t>(id);
-    // The model's own id goes first, as the embedding was trained with it.
+    // The model's own id takes precedence: the embedding was trained with it.
     if (const std::int32_t known = state.vocabulary.find(token.text); known >= 0) token.id = known;
     token.is_special = object.boolean("special", false);
     token.is_single_word = object.boolean("single_word", false);

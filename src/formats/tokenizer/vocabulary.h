@@ -57,8 +57,8 @@ class Vocabulary {
   std::size_t longest_ = 0;
 };
 
-/// The largest id a file with `tokens` tokens may use: some room for holes, none for numbers that
-/// would only make us allocate memory.
+/// The largest id a file with `tokens` tokens may use: gaps are allowed, numbers that would only
+/// cost memory are not.
 constexpr std::int64_t largest_token_id(std::int64_t tokens) { return 2 * tokens + 65536; }
 
 }  // namespace lca

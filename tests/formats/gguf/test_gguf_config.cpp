@@ -186,7 +186,7 @@ TEST(GgufConfig, OfDeepseek2RefusesDeepseekV3) {
   expect_refused(bias, {"tensor \"blk.1.exp_probs_b.bias\""});
   GgufBuilder narrow = test::gguf_deepseek();
   narrow.integer("deepseek2.attention.key_length_mla", 64);
-  expect_refused(narrow, {"keys of 64 values leave nothing beside the 64 that turn"});
+  expect_refused(narrow, {"keys of 64 values leave nothing beside the 64 that are rotated"});
 }
 
 TEST(GgufConfig, OfMinicpm3HasItsScalingsAndLongRope) {
