@@ -196,9 +196,10 @@ void run(const Flags& flags) {
   const ChatTemplate format = chat_template(*model, flags.format);
   GenerateOptions options = flags.reply.read(reply_end_tokens(*model, &format));
   if (stdin_is_terminal()) {
-    print_note(fmt::format("{}, {} format; /help says what else there is",
-                           path_printable(std::filesystem::path(model->info().path).filename().native()),
-                           chat_format_name(format.format())));
+    print_note(
+        fmt::format("{}, {} format; /help says what else there is",
+                    path_printable(std::filesystem::path(model->info().path).filename().native()),
+                    chat_format_name(format.format())));
   }
   Chat(flags, model, format, std::move(options), keeper).run();
 }

@@ -55,13 +55,12 @@ SessionOptions with_method(SessionOptions options, MethodKind kind) {
 
 /// Reads and answers with one method, and shows the answer while it comes.
 Answer answer(const std::shared_ptr<const Model>& model, Context& context,
-              const SessionOptions& options, std::span<const std::int32_t> prompt, const GenerateOptions& generate,
-              const std::string& name) {
+              const SessionOptions& options, std::span<const std::int32_t> prompt,
+              const GenerateOptions& generate, const std::string& name) {
   print(fmt::format("{} answers:\n", name));
   Session session(model, context, options);
   TextPrinter printer;
-  Answer made{name,
-              reply_make(session, prompt, generate, name + " reads", std::ref(printer))};
+  Answer made{name, reply_make(session, prompt, generate, name + " reads", std::ref(printer))};
   printer.end_line();
   if (made.reply.cancelled()) print_note(reply_summary(made.reply));
   interrupt_check();

@@ -50,8 +50,8 @@ struct GenerateOptions {
   /// May change the logits of the next token before it is sampled (−infinity forbids a token);
   /// `tokens` are those of the session. What it throws ends the call.
   std::function<void(std::span<const std::int32_t> tokens, std::span<float> logits)> adjust = {};
-  bool logprobs = false;         ///< of the tokens of the reply
-  bool prompt_logprobs = false;  ///< of the tokens of the prompt; costs the logits of all of them
+  bool logprobs = false;          ///< of the tokens of the reply
+  bool prompt_logprobs = false;   ///< of the tokens of the prompt; costs the logits of all of them
   std::int64_t top_logprobs = 0;  ///< how many of the likeliest tokens come with each
   std::stop_token stop = {};      ///< ends it early, inside a chunk of the prompt too
   std::function<bool(PrefillProgress)> progress = {};  ///< of reading the prompt; false cancels

@@ -237,7 +237,8 @@ std::size_t Cache::shared_bytes() const { return state_->groups.shared_bytes(); 
 
 std::size_t Cache::workspace_bytes() const {
   const State& s = *state_;
-  return s.groups.capacity_bytes() + s.sink.capacity_bytes() + s.window.capacity_bytes() + s.queries.capacity_bytes() - bytes();
+  return s.groups.capacity_bytes() + s.sink.capacity_bytes() + s.window.capacity_bytes() +
+         s.queries.capacity_bytes() - bytes();
 }
 
 Cache Cache::clone() const {
@@ -291,7 +292,8 @@ void Cache::truncate(std::int64_t length) {
 }
 
 Entries Cache::representative(std::int64_t j) const {
-  if (j < 0 || j >= groups()) fail_input("the cache has {} representatives, none is {}", groups(), j);
+  if (j < 0 || j >= groups())
+    fail_input("the cache has {} representatives, none is {}", groups(), j);
   return state_->groups_view(j, 1);
 }
 

@@ -56,9 +56,9 @@ struct Cache::State {
   /// staged the rows stay until it is committed.
   void drop(std::int64_t total);
 
-  /// Begins a step: until `step_commit` nothing that `step_rollback` needs is dropped. A staged step
-  /// works on copies of window and queries, so that rows may be dropped on the way: for a whole
-  /// prompt in one step. Only a staged step may throw here, and then nothing has changed.
+  /// Begins a step: until `step_commit` nothing that `step_rollback` needs is dropped. A staged
+  /// step works on copies of window and queries, so that rows may be dropped on the way: for a
+  /// whole prompt in one step. Only a staged step may throw here, and then nothing has changed.
   void step_begin(bool staged);
   void step_commit() noexcept;
   /// The cache as it was when the step began. Does nothing outside a step.
@@ -96,8 +96,8 @@ void cache_poison_spare(Cache& cache);
 Cache cache_converted(const Cache& cache, DType dtype);
 
 /// What a cache at a marked position holds beside representatives, as bytes; and that cache again,
-/// with representatives of `whole`, which has come past the position. Throws Error on bytes that are
-/// no such cache.
+/// with representatives of `whole`, which has come past the position. Throws Error on bytes that
+/// are no such cache.
 std::vector<std::byte> cache_mark_save(const Cache& cache);
 Cache cache_mark_load(std::span<const std::byte> bytes, const Cache& whole);
 

@@ -113,16 +113,15 @@ void get_into(ByteReader& from, void* to, std::size_t bytes) {
 }
 
 void get_bias(ByteReader& from, GroupRows& groups) {
-  groups_visit(groups, groups.row_bytes().bias, [&](std::int64_t j, std::size_t bytes) {
-    get_into(from, groups.bias(j), bytes);
-  });
+  groups_visit(groups, groups.row_bytes().bias,
+               [&](std::int64_t j, std::size_t bytes) { get_into(from, groups.bias(j), bytes); });
 }
 
 void get_groups(ByteReader& from, std::int64_t count, GroupRows& groups) {
   const GroupRowBytes& width = groups.row_bytes();
   // Compared before memory is allocated: a stream may claim any length.
-  if (count > 0 && static_cast<std::uint64_t>(count) >
-                       from.left() / static_cast<std::uint64_t>(width.total())) {
+  if (count > 0 &&
+      static_cast<std::uint64_t>(count) > from.left() / static_cast<std::uint64_t>(width.total())) {
     fail_input("the cache stream is truncated");
   }
   groups.grow(count);

@@ -12,9 +12,9 @@ constexpr std::int64_t kLargePage = 192;  ///< three of them, and a chunk of pre
 }  // namespace
 
 const GroupRows::Part& GroupRows::part_of(std::int64_t j) const {
-  const auto after = std::upper_bound(
-      parts_.begin(), parts_.end(), j,
-      [](std::int64_t row, const Part& part) { return row < part.first; });
+  const auto after =
+      std::upper_bound(parts_.begin(), parts_.end(), j,
+                       [](std::int64_t row, const Part& part) { return row < part.first; });
   return *(after - 1);
 }
 

@@ -36,9 +36,7 @@ class GroupRows {
   /// Addresses of representative j's parts.
   std::byte* semantic(std::int64_t j) { return at(j, &Page::semantic, bytes_.semantic); }
   std::byte* positional(std::int64_t j) { return at(j, &Page::positional, bytes_.positional); }
-  float* bias(std::int64_t j) {
-    return reinterpret_cast<float*>(at(j, &Page::bias, bytes_.bias));
-  }
+  float* bias(std::int64_t j) { return reinterpret_cast<float*>(at(j, &Page::bias, bytes_.bias)); }
   const std::byte* semantic(std::int64_t j) const {
     return const_cast<GroupRows*>(this)->semantic(j);
   }

@@ -1,5 +1,5 @@
-#include "core/error.h"
 #include "engine/generate_steps.h"
+#include "core/error.h"
 
 #include <algorithm>
 

@@ -33,14 +33,14 @@ class StopFilter {
 
 /// What the loop asks of a session and a sampler.
 struct GenerateSteps {
-  std::function<std::int32_t()> pick;         ///< the next token
-  std::function<void(std::int32_t)> decode;   ///< takes it
-  std::span<const std::int32_t> begun = {};   ///< how the reply began, where it is resumed
+  std::function<std::int32_t()> pick;        ///< the next token
+  std::function<void(std::int32_t)> decode;  ///< takes it
+  std::span<const std::int32_t> begun = {};  ///< how the reply began, where it is resumed
 };
 
 /// The loop over any steps; of `options` it uses what decides when a reply ends and what its text
-/// is. `on_text` is called after every token with the text that has become certain, empty where none
-/// has; returning false cancels. Fills text, tokens and reason.
+/// is. `on_text` is called after every token with the text that has become certain, empty where
+/// none has; returning false cancels. Fills text, tokens and reason.
 Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
                          const GenerateOptions& options,
                          const std::function<bool(std::string_view)>& on_text = {});

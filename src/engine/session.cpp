@@ -176,7 +176,8 @@ void sessions_forward(std::span<const Step> steps, const std::stop_token& stop) 
       if (step.prompt && state.layer_by_layer) {
         if (steps.size() > 1) {
           fail_input(
-              "session {} is in summary mode `prompt`, where a prompt is read by itself; it can only "
+              "session {} is in summary mode `prompt`, where a prompt is read by itself; it can "
+              "only "
               "decode in a step with others",
               i);
         }
@@ -250,8 +251,8 @@ Memory session_memory(const Model& model, const SessionOptions& options, std::in
     Settings dense = settings.front();
     dense.method = MethodKind::dense;
     memory.scratch += lca::cache_bytes(layer_spec(model, dense), length);
-    memory.activations += static_cast<std::size_t>(length * (model.info().hidden +
-                                                             2 * model.info().attention.d_rope)) *
+    memory.activations += static_cast<std::size_t>(
+                              length * (model.info().hidden + 2 * model.info().attention.d_rope)) *
                           sizeof(float);
   }
   return memory;

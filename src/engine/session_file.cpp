@@ -69,8 +69,8 @@ void put_list(ByteWriter& to, const std::vector<T>& list) {
 }
 
 void put_head(ByteWriter& to, const SessionHead& head) {
-  for (const std::string* text : {&head.program, &head.fingerprint, &head.model,
-                                  &head.architecture, &head.weights, &head.device}) {
+  for (const std::string* text : {&head.program, &head.fingerprint, &head.model, &head.architecture,
+                                  &head.weights, &head.device}) {
     put_text(to, *text);
   }
   to.put(head.layers);
@@ -278,9 +278,9 @@ void session_write(const std::string& path, const SessionRecord& record) {
   ByteWriter marks;
   marks.put(static_cast<std::uint64_t>(record.marks.size()));
   for (const SavedMark& mark : record.marks) put_mark(marks, mark);
-  std::uint64_t size =
-      kBodyAt + body.bytes().size() + marks.bytes().size() + sizeof(Checksum);
-  for (const Cache& cache : record.caches) size += sizeof(std::uint64_t) + cache_stream_bytes(cache);
+  std::uint64_t size = kBodyAt + body.bytes().size() + marks.bytes().size() + sizeof(Checksum);
+  for (const Cache& cache : record.caches)
+    size += sizeof(std::uint64_t) + cache_stream_bytes(cache);
 
   FileWriter file(path);
   Hash hash;

@@ -176,8 +176,7 @@ std::int64_t Session::keep_prefix(std::span<const std::int32_t> prompt) {
     state.check(prompt);
     const auto size = static_cast<std::int64_t>(prompt.size());
     const auto common = std::ranges::mismatch(state.tokens, prompt).in1 - state.tokens.begin();
-    if (!state.layer_by_layer && common > 0 &&
-        state.rotates_as_short(std::max(size, length()))) {
+    if (!state.layer_by_layer && common > 0 && state.rotates_as_short(std::max(size, length()))) {
       // The last token is read again where its logits are not known.
       const auto keeps = [&](std::int64_t position, const std::vector<float>& logits) {
         return position < size || (position == size && !logits.empty());

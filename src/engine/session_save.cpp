@@ -78,7 +78,8 @@ std::string difference(const SessionHead& head, const Model& model) {
   const ModelInfo& info = model.info();
   std::vector<std::string> parts;
   const auto compare = [&](std::string_view what, std::string_view was, std::string_view is) {
-    if (was != is) parts.push_back(fmt::format("{} {} instead of {}", what, is, text_printable(was)));
+    if (was != is)
+      parts.push_back(fmt::format("{} {} instead of {}", what, is, text_printable(was)));
   };
   compare("precision", precision_name(head.precision), precision_name(info.precision));
   compare("cache type", dtype_name(head.dtype), dtype_name(model.cache_dtype()));
@@ -120,9 +121,8 @@ void Session::save(const std::string& path) const {
 
 Session Session::load(std::shared_ptr<const Model> model, Context& context, const std::string& path,
                       const SessionOptions& options) {
-  return guarded([&] {
-    return session_resume(session_read(path), std::move(model), context, options, path);
-  });
+  return guarded(
+      [&] { return session_resume(session_read(path), std::move(model), context, options, path); });
 }
 
 Session session_resume(SessionRecord record, std::shared_ptr<const Model> model, Context& context,

@@ -14,8 +14,8 @@ namespace lca {
 /// A position a session can return to.
 struct SessionMark {
   std::shared_ptr<const SequenceMark> caches;  ///< forks hold it too
-  std::vector<float> logits;    ///< after its last token; empty: not known
-  std::int64_t prompt_end = 0;  ///< as it was then
+  std::vector<float> logits;                   ///< after its last token; empty: not known
+  std::int64_t prompt_end = 0;                 ///< as it was then
 
   std::int64_t position() const { return caches->position(); }
 };

@@ -106,8 +106,8 @@ void step_run(std::span<const StepPart> parts, const StepOptions& options) {
   StepScratch& scratch = step_scratch();
   scratch.runs.clear();
   for (const StepPart& part : parts) {
-    scratch.runs.push_back({part.session->caches.get(), part.tokens, part.session->length(),
-                            part.rope_length});
+    scratch.runs.push_back(
+        {part.session->caches.get(), part.tokens, part.session->length(), part.rope_length});
   }
 
   CacheStep caches(parts, options.layer_by_layer);

@@ -24,8 +24,8 @@ struct StepOptions {
   std::stop_token stop;
   /// A whole prompt of one session, with summaries that wait for its end.
   bool layer_by_layer = false;
-  std::function<void(double)> progress = {};   ///< of a layer-by-layer step
-  std::function<void()> before_commit = {};    ///< what it throws undoes the step
+  std::function<void(double)> progress = {};  ///< of a layer-by-layer step
+  std::function<void()> before_commit = {};   ///< what it throws undoes the step
 };
 
 /// Runs the step. What is thrown leaves every session as it was.

@@ -22,8 +22,8 @@ class ModelBackend {
   virtual std::unique_ptr<SequenceCaches> caches_open(std::span<const LayerSpec> layers) const = 0;
   /// Caches that were saved, or come from another device.
   virtual std::unique_ptr<SequenceCaches> caches_load(std::vector<Cache> caches) const = 0;
-  /// The stages of one step; valid until the context runs another. Allocates nothing after the first
-  /// step of a context.
+  /// The stages of one step; valid until the context runs another. Allocates nothing after the
+  /// first step of a context.
   virtual Stages& stages(Context& context) const = 0;
   /// Frees what a step of many rows left in the context.
   virtual void trim(Context& context) const = 0;

@@ -75,7 +75,8 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
         state->weights =
             decoder_weights(context, state->checkpoint, state->adapter ? &*state->adapter : nullptr,
                             state->cache_dtype, options.weights, part(0, share));
-        if (narrow) weights_arrange(context, state->weights, state->checkpoint, part(share, 1 - share));
+        if (narrow)
+          weights_arrange(context, state->weights, state->checkpoint, part(share, 1 - share));
       },
       [&] { state->require_intact(); });
   bool trained = false;

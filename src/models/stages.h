@@ -1,8 +1,8 @@
 #pragma once
 /// The seam between the layer program (decoder.h) and the devices that run it. A step passes the
 /// tokens of some sequences through the model; each stage is a coarse piece of one layer, inside
-/// which a device may fuse what it likes. Stages of one step are called in the order of the program;
-/// results are complete when `logits` returns.
+/// which a device may fuse what it likes. Stages of one step are called in the order of the
+/// program; results are complete when `logits` returns.
 
 #include <cstddef>
 #include <cstdint>

@@ -135,7 +135,7 @@ TEST(Marks, AreSavedWithTheSession) {
       session.mark();
       session.prefill(bench.tokens(66, 2));
       session.save(path);
-      Session loaded = Session::load(bench.model, bench.context, path);
+      Session loaded = Session::load(bench.model, bench.context, path, {{}, 16});
       EXPECT_EQ(loaded.marks(), std::vector<std::int64_t>{70});
       EXPECT_EQ(loaded.memory().marks, session.memory().marks);
       loaded.truncate(70);

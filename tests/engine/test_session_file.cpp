@@ -129,7 +129,8 @@ TEST(SessionFile, APromptThatWasStoppedIsReadToItsEndLater) {
   EXPECT_THROW(stopped.prefill(prompt, [](PrefillProgress at) { return at.done < 16; }), Error);
   // Those of the turn before must not speak for what was read since.
   EXPECT_TRUE(stopped.logits().empty());
-  expect_error([&] { generate_with(stopped, byte_tokenizer({}), {}, {}); }, {"nothing to continue"});
+  expect_error([&] { generate_with(stopped, byte_tokenizer({}), {}, {}); },
+               {"nothing to continue"});
 
   Session half = bench.session({small_settings()});
   EXPECT_THROW(half.prefill(prompt, [](PrefillProgress at) { return at.done < 32; }), Error);
@@ -146,25 +147,31 @@ TEST(SessionFile, APromptThatWasStoppedIsReadToItsEndLater) {
 class SavedFile : public ::testing::Test {
  protected:
   SavedFile() {
-    bench.spoken({small_settings()}, 40, 5).save(path);
+    Session session = bench.spoken({small_settings()}, 30, 0);
+    session.mark();
+    const auto all = bench.tokens(45);
+    session.prefill(std::span(all).subspan(30, 10));
+    for (std::size_t i = 40; i < 45; ++i) session.decode(all[i]);
+    session.save(path);
     bytes = read_file(path);
   }
   /// Loading what is in the file now fails with `parts`, and leaves it as it is.
-  void expect_refused(const std::vector<std::string>& parts) {
+  void expect_refused(const std::vector<std::string>& parts,
+                      ErrorKind kind = ErrorKind::bad_input) {
     const std::string before = read_file(path);
     std::vector<std::string> all = parts;
     all.push_back(path + ": ");
-    expect_error([&] { Session::load(bench.model, bench.context, path); }, all);
+    expect_error([&] { Session::load(bench.model, bench.context, path); }, all, kind);
     EXPECT_TRUE(read_file(path) == before);
   }
   /// The same for a file that says something else about itself and is sealed.
   void expect_forged(const std::function<void(SessionRecord&)>& change,
-                     const std::vector<std::string>& parts) {
+                     const std::vector<std::string>& parts, ErrorKind kind = ErrorKind::bad_input) {
     write_file(path, bytes);
     SessionRecord record = session_read(path);
     change(record);
     session_write(path, record);
-    expect_refused(parts);
+    expect_refused(parts, kind);
   }
 
   ScratchFolder folder;
@@ -193,7 +200,8 @@ TEST_F(SavedFile, EveryFlippedBitIsRefused) {
     std::string flipped = bytes;
     flipped[at] = static_cast<char>(flipped[at] ^ (1 << at % 8));
     write_file(path, flipped);
-    expect_refused({});
+    const bool version = at >= 8 && at < 12 && flipped[at] != 0;
+    expect_refused({}, version ? ErrorKind::incompatible : ErrorKind::bad_input);
   }
   std::string flipped = bytes;
   flipped[bytes.size() / 2] ^= 1;
@@ -203,14 +211,16 @@ TEST_F(SavedFile, EveryFlippedBitIsRefused) {
 
 TEST_F(SavedFile, AnotherVersionIsRefused) {
   std::string other = bytes;
-  other[8] = 2;
+  other[8] = 3;
   write_file(path, other);
-  expect_refused({"is a session of version 2; this program reads version 1"});
+  expect_refused({"is a session of version 3; this program reads versions 1 to 2"},
+                 ErrorKind::incompatible);
 }
 
 TEST_F(SavedFile, AFolderAndNothingAtAllAreRefused) {
   expect_error([&] { Session::load(bench.model, bench.context, folder.path()); }, {"folder"});
-  expect_error([&] { Session::load(bench.model, bench.context, folder / "no"); }, {"no"});
+  expect_error([&] { Session::load(bench.model, bench.context, folder / "no"); }, {"no"},
+               ErrorKind::not_found);
   const Session session = bench.spoken({small_settings()}, 4, 0);
   expect_error([&] { session.save(folder.path()); }, {"is a folder"});
   expect_error([&] { session.save(folder / "no/s"); }, {"cannot be created"});
@@ -243,10 +253,18 @@ TEST_F(SavedFile, EveryNumberIsCheckedAgainstTheOthers) {
   expect_forged([](Record& r) { r.head.pending = {1 << 20}; }, {"a token"});
   expect_forged([](Record& r) { r.head.logits.pop_back(); }, {"logits"});
   expect_forged([](Record& r) { r.caches.pop_back(); }, {"truncated"});
-  expect_forged([](Record& r) { r.caches.push_back(r.caches[0].clone()); }, {"too many"});
+  expect_forged([](Record& r) { r.caches.push_back(r.caches[0].clone()); }, {});
   expect_forged([](Record& r) { r.caches[0].truncate(44); }, {"another length"});
-  expect_forged([](Record& r) { r.head.fingerprint = "00"; }, {"other weights"});
-  expect_forged([](Record& r) { r.head.architecture = "a\nb"; }, {"another model"});
+  expect_forged([](Record& r) { r.head.fingerprint = "00"; }, {"other weights"},
+                ErrorKind::incompatible);
+  expect_forged([](Record& r) { r.head.architecture = "a\nb"; }, {"another model"},
+                ErrorKind::incompatible);
+  expect_forged([](Record& r) { r.marks[0].position = 46; }, {"position of a mark"});
+  expect_forged([](Record& r) { r.marks[0].position = 31; }, {"another length"});
+  expect_forged([](Record& r) { r.marks[0].prompt_end = 31; }, {"prompt's end of a mark"});
+  expect_forged([](Record& r) { r.marks[0].logits.pop_back(); }, {"logits of a mark"});
+  expect_forged([](Record& r) { r.marks[0].caches[0].reset(); }, {"a mark is truncated"});
+  expect_forged([](Record& r) { r.marks[0].caches.pop_back(); }, {});
 }
 
 TEST_F(SavedFile, ListsLongerThanTheFileTakeNoMemory) {
@@ -265,14 +283,13 @@ TEST_F(SavedFile, ListsLongerThanTheFileTakeNoMemory) {
 }
 
 TEST_F(SavedFile, ASessionOfAnotherModelIsRefused) {
-  const auto refused = [&](const std::string& name, const std::vector<std::string>& parts,
-                           Precision precision = Precision::f32) {
-    Bench other(name, precision);
-    expect_error([&] { Session::load(other.model, other.context, path); }, parts);
+  const auto refused = [&](const std::string& name, const std::vector<std::string>& parts) {
+    Bench other(name);
+    expect_error([&] { Session::load(other.model, other.context, path); }, parts,
+                 ErrorKind::incompatible);
   };
   refused("qwen2", {"a session of another model, llama (llama", "this one is qwen2"});
   refused("deepseek_v2", {"a session of another model"});
-  refused("llama", {"computed in f32", "use --precision f32"}, Precision::bf16);
   refused("adapter_llama", {"other weights"});
   EXPECT_TRUE(read_file(path) == bytes);
 }
@@ -296,7 +313,8 @@ TEST_F(SavedFile, TheFingerprintDoesNotDependOnWhereTheModelLies) {
   write_file(file, weights);
   const auto other = Model::load(options);
   EXPECT_NE(other->fingerprint(), model->fingerprint());
-  expect_error([&] { Session::load(other, bench.context, path); }, {"other weights"});
+  expect_error([&] { Session::load(other, bench.context, path); }, {"other weights"},
+               ErrorKind::incompatible);
 }
 
 TEST_F(SavedFile, SettingsThatContradictItAreNamed) {
@@ -307,12 +325,77 @@ TEST_F(SavedFile, SettingsThatContradictItAreNamed) {
       [&] {
         Session::load(bench.model, bench.context, path, {{other}, 0});
       },
-      {"has window 8, not 9", "leave the flag out"});
+      {"has window 8, not 9", "a session keeps its settings"});
   expect_error(
       [&] {
         Session::load(bench.model, bench.context, path, {{dense_settings()}, 0});
       },
       {"has method lca, not dense"});
+  // One entry per layer, or one for all: the model has two.
+  for (const std::size_t count : {std::size_t{3}, std::size_t{7}}) {
+    const std::vector<Settings> many(count, small_settings());
+    expect_error(
+        [&] {
+          Session::load(bench.model, bench.context, path, {many, 0});
+        },
+        {"settings for", "layers"});
+  }
+}
+
+TEST_F(SavedFile, AnotherPrecisionConvertsItAndSaysSo) {
+  Bench narrow("llama", Precision::bf16);
+  Session session = Session::load(narrow.model, narrow.context, path);
+  ASSERT_EQ(session.notices().size(), 1u);
+  for (const char* part : {"precision bf16 instead of f32", "cache type bf16 instead of f32"}) {
+    EXPECT_NE(session.notices()[0].find(part), std::string::npos) << session.notices()[0];
+  }
+  EXPECT_EQ(session.length(), 45);
+  EXPECT_EQ(session.cache_bytes() * 2,
+            Session::load(bench.model, bench.context, path).cache_bytes());
+  Session native = narrow.spoken({small_settings()}, 40, 5);
+  EXPECT_EQ(session.cache_bytes(), native.cache_bytes());
+  const auto more = bench.tokens(30, 3);
+  session.truncate(30);  // the mark is converted too
+  session.prefill(more);
+  std::vector<std::int32_t> all = bench.tokens(30);
+  all.insert(all.end(), more.begin(), more.end());
+  Session straight = narrow.session({small_settings()});
+  straight.prefill(all);
+  EXPECT_LE(logits_error(logits_of(straight), session.logits()), 0.05);
+  EXPECT_TRUE(Session::load(bench.model, bench.context, path).notices().empty());
+  // And back again.
+  session.save(path);
+  EXPECT_EQ(Session::load(bench.model, bench.context, path).notices().size(), 1u);
+}
+
+// Written by version 0.1.0 of the program (tests/golden/sessions), which then decoded these tokens.
+TEST(SessionFile, AFileOfVersion1IsTakenUp) {
+  Bench bench("llama");
+  Session session =
+      Session::load(bench.model, bench.context,
+                    std::string(LCA_SOURCE_DIR) + "/tests/golden/sessions/version1_llama.session");
+  EXPECT_TRUE(session.notices().empty());
+  EXPECT_EQ(session.length(), 46);
+  EXPECT_TRUE(session.marks().empty());
+  GenerateOptions options;
+  options.max_tokens = 8;
+  const Generated next = generate_with(session, byte_tokenizer({}), {}, options);
+  EXPECT_EQ(next.tokens, (std::vector<std::int32_t>{79, 56, 95, 9, 48, 58, 94, 17}));
+  Bench narrow("llama", Precision::bf16);
+  EXPECT_EQ(
+      Session::load(narrow.model, narrow.context,
+                    std::string(LCA_SOURCE_DIR) + "/tests/golden/sessions/version1_llama.session")
+          .notices()
+          .size(),
+      1u);
+  Bench other("adapter_llama");
+  expect_error(
+      [&] {
+        Session::load(
+            other.model, other.context,
+            std::string(LCA_SOURCE_DIR) + "/tests/golden/sessions/version1_llama.session");
+      },
+      {"other weights"}, ErrorKind::incompatible);
 }
 
 TEST_F(SavedFile, ItCanBeCutWithoutItsModel) {
@@ -333,7 +416,8 @@ TEST_F(SavedFile, ItCanBeCutWithoutItsModel) {
 
   write_file(path, bytes);
   record = session_read(path);
-  expect_error([&] { session_cut(record, floor, path); }, {path, "with --model MODEL"});
+  expect_error([&] { session_cut(record, floor, path); },
+               {path, "the model can read the text again"});
   expect_error([&] { session_cut(record, 46, path); }, {path, "holds 45 tokens"});
   expect_error([&] { session_cut(record, -1, path); }, {path});
 

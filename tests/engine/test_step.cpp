@@ -321,7 +321,8 @@ TEST(ThreadsStep, AContextInTwoThreadsIsAnErrorAndNothingElse) {
 /// Stages that only write down what they are asked for.
 class FakeStages final : public Stages {
  public:
-  FakeStages(std::stop_source source, std::size_t stops_in) : source_(source), stops_in_(stops_in) {}
+  FakeStages(std::stop_source source, std::size_t stops_in)
+      : source_(source), stops_in_(stops_in) {}
   void begin(std::span<const SequenceRun>) override { last = 0; }
   void entries(std::size_t layer, RowRange) override { call(layer); }
   void attend(std::size_t layer, RowRange) override { call(layer); }
@@ -346,15 +347,17 @@ TEST(Step, AStopIsSeenBetweenLayers) {
   for (std::size_t layer = 0; layer < 10; ++layer) {
     std::stop_source source;
     FakeStages stages(source, layer);
-    expect_error([&] { decoder_step(stages, 10, {&run, 1}, source.get_token()); }, {"cancelled"},
-                 ErrorKind::cancelled);
+    expect_error(
+        [&] {
+          decoder_step(stages, 10, {&run, 1}, source.get_token());
+        },
+        {"cancelled"}, ErrorKind::cancelled);
     EXPECT_EQ(stages.last, layer);
     const std::vector<Settings> settings(10, prompt_settings());
     std::stop_source again;
     FakeStages prompt_stages(again, layer);
-    expect_error(
-        [&] { decoder_prompt(prompt_stages, settings, run, 16, again.get_token(), {}); },
-        {"cancelled"}, ErrorKind::cancelled);
+    expect_error([&] { decoder_prompt(prompt_stages, settings, run, 16, again.get_token(), {}); },
+                 {"cancelled"}, ErrorKind::cancelled);
     EXPECT_EQ(prompt_stages.last, layer);
   }
 }

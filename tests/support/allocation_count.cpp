@@ -97,8 +97,7 @@ void* aligned_alloc(std::size_t unit, std::size_t bytes) {
 }
 
 int posix_memalign(void** block, std::size_t unit, std::size_t bytes) {
-  void* taken =
-      lca::test::fails() ? nullptr : lca::test::counted(__libc_memalign(unit, bytes));
+  void* taken = lca::test::fails() ? nullptr : lca::test::counted(__libc_memalign(unit, bytes));
   if (taken == nullptr) return ENOMEM;
   *block = taken;
   return 0;

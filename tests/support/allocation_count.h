@@ -15,8 +15,8 @@ std::int64_t allocations();
 /// Bytes in use now.
 std::int64_t allocated_bytes();
 
-/// After `count` more allocations all others fail, until this is called with −1. Only where they are
-/// counted.
+/// After `count` more allocations all others fail, until this is called with −1. Only where they
+/// are counted.
 void allocation_fail_after(std::int64_t count);
 /// Whether one has failed since.
 bool allocation_failed();

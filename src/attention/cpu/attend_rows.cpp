@@ -218,9 +218,9 @@ class Decode {
             std::clamp<std::int64_t>(range.end, 0, count)};
   }
 
-  /// Representatives [part.begin, part.end), which begins with a whole block. Blocks fall where they
-  /// would if all lay in one piece, however the pages are cut: a fork computes what its original
-  /// would.
+  /// Representatives [part.begin, part.end), which begins with a whole block. Blocks fall where
+  /// they would if all lay in one piece, however the pages are cut: a fork computes what its
+  /// original would.
   void attend_groups(const RowHeads& heads, const Cache::State& state, const Range& part,
                      int worker) {
     std::int64_t at = part.begin;
@@ -241,9 +241,8 @@ class Decode {
   /// A block that spans two pages, copied together.
   RowSpan gather_groups(const Cache::State& state, std::int64_t first, std::int64_t count,
                         int worker) const {
-    RowSpan span = gather_rows(count, worker, [&](std::int64_t i) {
-      return state.groups_view(first + i, 1);
-    });
+    RowSpan span =
+        gather_rows(count, worker, [&](std::int64_t i) { return state.groups_view(first + i, 1); });
     const Bias one = bias(state, first);
     span.bias = one.first;
     span.bias_stride = one.stride;

@@ -200,8 +200,8 @@ class Prefill {
     const std::int64_t width = semantic ? shape_.d_semantic() : shape_.d_positional();
     const std::size_t bytes = static_cast<std::size_t>(width) * dtype_bytes(spec_.dtype);
     for (std::int64_t i = 0; i < chunk.count; ++i) {
-      const Entries row = chunk.groups ? state.groups_view(chunk.first + i, 1)
-                                       : *state.rows_at(chunk.first + i, 1);
+      const Entries row =
+          chunk.groups ? state.groups_view(chunk.first + i, 1) : *state.rows_at(chunk.first + i, 1);
       std::memcpy(to + static_cast<std::size_t>(i) * bytes, part(row).data, bytes);
     }
     return ConstTensor(to, spec_.dtype, {chunk.count, 1, width});

@@ -54,21 +54,21 @@ struct Activations {
   FloatBuffer keys, values;     ///< GQA: [T, KV, d], [T, KV, d_v]; MLA: keys = [T, d_c + d_r]
   FloatBuffer rounded_queries;  ///< the same in bf16, where products are
   FloatBuffer rounded_keys, rounded_values;
-  FloatBuffer attended;                    ///< [T, H, d_v]
-  FloatBuffer branch;                      ///< [T, hidden]: what a residual branch adds
-  FloatBuffer gate, up;                    ///< [T, feed-forward width]
-  FloatBuffer router;                      ///< [T, experts]
-  FloatBuffer gathered, expert;            ///< [rows of one expert, hidden]
-  FloatBuffer cos, sin;                    ///< [T, rope width / 2]
-  FloatBuffer logits;                      ///< [rows asked for, vocabulary]
-  std::vector<Run> parts;                  ///< one per sequence, in one layer
-  std::vector<std::int64_t> positions;     ///< of their first queries
-  std::vector<std::int64_t> lengths;       ///< rows of each sequence's run
-  std::vector<std::int64_t> logit_lengths; ///< rows of each run of logits
-  std::vector<ExpertVisit> visits;         ///< of all tokens, expert after expert
-  std::vector<ExpertChoice> choices;       ///< [T, experts of a token]
-  std::vector<std::int64_t> visits_begin;  ///< [experts + 1]
-  std::vector<std::int64_t> visit_runs;    ///< visits of one expert, run by run
+  FloatBuffer attended;                     ///< [T, H, d_v]
+  FloatBuffer branch;                       ///< [T, hidden]: what a residual branch adds
+  FloatBuffer gate, up;                     ///< [T, feed-forward width]
+  FloatBuffer router;                       ///< [T, experts]
+  FloatBuffer gathered, expert;             ///< [rows of one expert, hidden]
+  FloatBuffer cos, sin;                     ///< [T, rope width / 2]
+  FloatBuffer logits;                       ///< [rows asked for, vocabulary]
+  std::vector<Run> parts;                   ///< one per sequence, in one layer
+  std::vector<std::int64_t> positions;      ///< of their first queries
+  std::vector<std::int64_t> lengths;        ///< rows of each sequence's run
+  std::vector<std::int64_t> logit_lengths;  ///< rows of each run of logits
+  std::vector<ExpertVisit> visits;          ///< of all tokens, expert after expert
+  std::vector<ExpertChoice> choices;        ///< [T, experts of a token]
+  std::vector<std::int64_t> visits_begin;   ///< [experts + 1]
+  std::vector<std::int64_t> visit_runs;     ///< visits of one expert, run by run
 
   std::size_t bytes() const;
 };

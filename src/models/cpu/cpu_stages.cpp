@@ -117,8 +117,8 @@ Queries CpuStages::finish_queries(const DecoderLayer& layer, RowRange rows,
     product(layer.q_b, latent, runs, q);
   }
   rotate(q + shape().d_nope, rows.count, shape().heads, stride, width, rows.first);
-  const StoredRows stored = stored_rows(context_, model_.cache_dtype, q, rows.count, stride,
-                                        act_.rounded_queries);
+  const StoredRows stored =
+      stored_rows(context_, model_.cache_dtype, q, rows.count, stride, act_.rounded_queries);
   Queries queries;
   queries.rope = stored.view(rows.count, shape().heads, width, shape().d_nope, shape().d_rope);
   if (shape().form == Form::mla) {

@@ -32,7 +32,8 @@ class CpuStages final : public Stages {
   Cache& cache(std::size_t run, std::size_t layer) const {
     return static_cast<HostCaches*>(runs_[run].caches)->layer(layer);
   }
-  /// Whether the layer's summary waits for the prompt's end. All runs of a step agree where it does.
+  /// Whether the layer's summary waits for the prompt's end. All runs of a step agree where it
+  /// does.
   bool waits(std::size_t layer) const;
 
   void product(const Linear& layer, const float* x, std::span<const std::int64_t> runs,
@@ -60,7 +61,7 @@ class CpuStages final : public Stages {
   Activations& act_;
   std::span<const SequenceRun> runs_;
   std::int64_t rows_ = 0;
-  Queries queries_;            // of the rows that `entries` saw last
+  Queries queries_;             // of the rows that `entries` saw last
   bool queries_ready_ = false;  // for `attend`
 };
 

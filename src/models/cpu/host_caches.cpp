@@ -23,9 +23,7 @@ std::vector<std::optional<Cache>> clones_of(const std::vector<std::optional<Cach
 }
 
 /// Dense attention drops nothing: it can be cut back to any position.
-bool can_be_cut(const Cache& cache) {
-  return cache.spec().settings.method == MethodKind::dense;
-}
+bool can_be_cut(const Cache& cache) { return cache.spec().settings.method == MethodKind::dense; }
 
 /// The caches of `layers` at a mark.
 std::vector<Cache> caches_at(std::span<const Cache> layers, const HostMark& mark) {
