@@ -185,7 +185,13 @@ void fork(const ForkFlags& flags) {
   if (flags.model.given()) {
     fork_with_model(flags, std::move(record), length);
   } else {
-    session_cut(record, length, flags.from);
+    try {
+      session_cut(record, length, flags.from);
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      if (!what.ends_with("read the text again")) throw;
+      fail_input("{} (--model MODEL)", what);
+    }
     const InterruptShield shield;
     session_write(flags.to, record);
   }

@@ -169,7 +169,7 @@ TEST_F(Sessions, AWholeNewPromptReusesWhatItShares) {
 TEST_F(Sessions, InspectSaysWhatIsInAFile) {
   run_json(with_small({"-p", "hello", "-n", "8", "--session", session}));
   const json report = inspect(session);
-  EXPECT_EQ(report["version"], 1);
+  EXPECT_EQ(report["version"], 2);
   EXPECT_EQ(report["checksum"], "ok");
   EXPECT_EQ(report["reply_tokens"], 8);
   EXPECT_EQ(report["pending_tokens"], 0);
@@ -241,6 +241,42 @@ TEST_F(Sessions, ForksGoOnLikeAnUninterruptedSession) {
   EXPECT_NE(mode.err.find("`prompt`"), std::string::npos) << mode.err;
 }
 
+TEST_F(Sessions, AnotherPrecisionGoesOnWithANotice) {
+  run_json(with_small({"-p", "hello", "-n", "4", "--session", session, "--precision", "f32"}));
+  const Finished finished = program_run(
+      words("run", {"-p", "x", "-n", "1", "--session", session, "--precision", "bf16"}));
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_NE(finished.err.find("precision bf16 instead of f32"), std::string::npos) << finished.err;
+  EXPECT_EQ(inspect(session)["model"]["precision"], "bf16");
+}
+
+// The document is marked by itself: a second question about it reads little more than itself.
+TEST_F(Sessions, ASecondQuestionAboutADocumentReusesIt) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "hello there, what is the capital of france? ";
+  const std::string document = folder / "document.txt";
+  write_file(document, text);
+  const auto ask = [&](const std::string& question, const std::string& path) {
+    return run_json(with_small({"--file", document, "-p", question, "-n", "6", "--session", path}));
+  };
+  const json first = ask("Who?", session);
+  EXPECT_EQ(first["reused_tokens"], 0);
+  const json marks = inspect(session)["marks"];
+  ASSERT_EQ(marks.size(), 1u);
+  const int mark = marks[0];
+  EXPECT_LT(mark, first["prompt_tokens"].get<int>());
+  for (const char* question : {"And where is it?", "Why not in spain, then?"}) {
+    const json next = ask(question, session);
+    EXPECT_EQ(next["reused_tokens"], mark);
+    EXPECT_GE(next["reused_tokens"].get<double>(), 0.95 * next["prompt_tokens"].get<double>());
+    EXPECT_EQ(next["ids"], ask(question, folder / (std::string("fresh") + question[0]))["ids"]);
+  }
+  // A mode in which nothing can be marked still answers.
+  const json whole = run_json({"--file", document, "-p", "Who?", "-n", "2", "--preset", "paper",
+                               "--session", folder / "prompt.session"});
+  EXPECT_EQ(whole["tokens"], 2);
+}
+
 TEST_F(Sessions, WhatContradictsAFileIsOneLine) {
   run_json(with_small({"-p", "hello", "-n", "4", "--session", session, "--precision", "f32"}));
   const Words go_on = {"-p", "x", "-n", "1", "--session", session, "--precision", "f32"};
@@ -253,7 +289,6 @@ TEST_F(Sessions, WhatContradictsAFileIsOneLine) {
   expect_refused(with({"--method", "dense"}), "method lca, not dense");
   expect_refused(with({"--preset", "paper"}), "start a new session");
   expect_refused(with({"--system", "Be kind."}), "--system comes too late");
-  expect_refused(with({"--precision", "bf16"}), "--precision f32");
   EXPECT_TRUE(
       program_run(words("chat", {"--session", session, "--system", "x"})).failed_in_one_line(2));
   expect_refused({"-p", "x", "--session", ""}, "--session is empty");

@@ -157,7 +157,9 @@ TEST_F(Talking, RunRefusesWhatIsWrongInOneLine) {
                             {"-p", "x", "--adapter", "/nowhere"},
                             {"-p", "x", "--scale", "1"},
                             {"-p", "x", "extra"},
-                            {"-p", "x", "-n", "1024G", "--method", "dense"}};
+                            {"-p", "x", "--device", "tpu"},
+                            {"-p", "x", "--device", "cuda:x"},
+                            {"-p", "x", "--kernels", "nonsense"}};
   for (const char* flag : {"-n", "--chunk", "--threads", "--group", "--window"}) {
     for (const char* text : {"0", "-1", "", "x", "1.5"}) bad.push_back({"-p", "x", flag, text});
   }
@@ -180,6 +182,9 @@ TEST_F(Talking, RunRefusesWhatIsWrongInOneLine) {
                                                 << finished.out << finished.err;
   }
   EXPECT_NE(program_run(words("run", {})).err.find("-p TEXT"), std::string::npos);
+  // More than the machine has is no mistake of the flags.
+  EXPECT_TRUE(program_run(words("run", {"-p", "x", "-n", "1024G", "--method", "dense"}))
+                  .failed_in_one_line(1));
 }
 
 TEST_F(Talking, APromptLargerThanMemorySaysWhatItWouldNeed) {
