@@ -65,11 +65,18 @@ auto mapped_read(const MappedFile& file, const Work& work) {
   return mapped_read(work, [&] { file.require_intact(); });
 }
 
+/// The permissions of a file that did not exist before.
+enum class FileAccess {
+  usual,       ///< what the umask allows
+  owner_only,  ///< 0600: a conversation, say
+};
+
 /// Writes pieces to a temporary file beside `path`, syncs and renames it: `path` appears complete
-/// or not at all. Throws Error naming the path.
+/// or not at all. A file that is replaced keeps its permissions and, where possible, its owner and
+/// group. Throws Error naming the path.
 class FileWriter {
  public:
-  explicit FileWriter(std::filesystem::path path);
+  explicit FileWriter(std::filesystem::path path, FileAccess access = FileAccess::usual);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;

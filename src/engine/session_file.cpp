@@ -233,7 +233,7 @@ void session_write(const std::string& path, const SessionHead& head,
   std::uint64_t size = kBodyAt + body.bytes().size() + sizeof(Checksum);
   for (const Cache& cache : caches) size += sizeof(std::uint64_t) + cache_stream_bytes(cache);
 
-  FileWriter file(path);
+  FileWriter file(path, FileAccess::owner_only);
   Hash hash;
   const auto write = [&](std::span<const std::byte> piece) {
     hash.add(piece);
