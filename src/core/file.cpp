@@ -54,8 +54,7 @@ void unmap(std::span<const std::byte> bytes) {
   if (!bytes.empty()) ::munmap(const_cast<std::byte*>(bytes.data()), bytes.size());
 }
 
-/// A name nobody else uses. It does not contain the final name, which may be as long as a name can
-/// be already.
+/// A unique name. It does not contain the final name, which may already have the maximum length.
 std::string temporary_name() {
   static std::atomic<std::uint64_t> counter{0};
   std::random_device random;
@@ -90,7 +89,7 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  // Without O_NONBLOCK opening a pipe waits for somebody to write to it.
+  // Without O_NONBLOCK opening a pipe waits for a writer.
   Descriptor file(open_retrying(path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
   if (const int code = -file.number(); code == ENOENT || code == ENOTDIR) {
     fail_not_found("{}: {}", printable(path), error_text(code));
@@ -132,7 +131,7 @@ MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
 }
 
 MappedFile::~MappedFile() {
-  guard_ = {};  // the range is nobody's before its addresses are
+  guard_ = {};  // before its addresses can be used again
   unmap(bytes_);
   if (descriptor_ >= 0) ::close(descriptor_);
 }
@@ -169,8 +168,8 @@ void MappedFile::fail_lost() const {
 FileWriter::FileWriter(std::filesystem::path path, FileAccess access)
     : path_(resolve_link(std::move(path))) {
   if (path_.empty()) fail_input("the output path is empty");
-  // Found out now rather than after all the work: a rename would fail on a folder, and would
-  // replace a device (/dev/null!) by an ordinary file.
+  // Checked now rather than after all the work: a rename would fail on a folder, and would replace
+  // a device (/dev/null!) by an ordinary file.
   struct stat info {};
   if (::stat(path_.c_str(), &info) == 0) {
     if (!S_ISREG(info.st_mode)) {

@@ -18,7 +18,7 @@ namespace lca {
 /// reads as zeros, and `require_intact` says so. Deleting or replacing the file changes nothing.
 class MappedFile {
  public:
-  /// Throws Error (bad input) naming the path where it is absent, a folder, or unreadable.
+  /// Throws Error naming the path: not found, or bad input for a folder or an unreadable file.
   explicit MappedFile(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(MappedFile&&) noexcept;
@@ -27,8 +27,8 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return bytes_; }
   /// Whether the file still has all its bytes, and no read found some missing before.
   bool intact() const;
-  /// Throws Error (failure) naming the file where not. One short system call: to be asked after
-  /// every piece of work, before its results are handed out.
+  /// Throws Error (I/O) naming the file where not. One short system call: call it after every piece
+  /// of work, before its results are used.
   void require_intact() const {
     if (!intact()) fail_lost();
   }
@@ -42,8 +42,8 @@ class MappedFile {
   MappedGuard guard_;
 };
 
-/// Runs `work`, which reads mapped files, and then `require_intact`, which asks for them. Where a
-/// file was cut short, that is the error, whatever `work` found wrong with the zeros.
+/// Runs `work`, which reads mapped files, and then `require_intact`, which checks them. Where a
+/// file was cut short, that is the error, whatever error `work` made of the zeros.
 template <typename Work, typename RequireIntact>
 auto mapped_read(const Work& work, const RequireIntact& require_intact) {
   try {
