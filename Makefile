@@ -8,7 +8,7 @@ LCA          := build/release/bin/lca
 
 configure = cmake --preset $(1) -DLCA_WERROR=$(LCA_WERROR) >build/configure.log || { cat build/configure.log; exit 1; }
 
-.PHONY: help build cuda test model demo plot bench format lint fuzz install clean
+.PHONY: help build cuda test goldens model demo plot bench format lint fuzz install clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -31,6 +31,10 @@ cuda: ## build the same with the CUDA kernels: build/cuda/bin/lca (needs nvcc)
 test: ## everything: tests, sanitizers, fuzzing, installation, other processors
 	@scripts/setup.sh build test
 	@LCA_WERROR=$(LCA_WERROR) scripts/test.py
+
+goldens: ## make all golden files again in an environment of their own (6 GB, once) and compare
+	@scripts/setup.sh build
+	@scripts/goldens.py
 
 model: ## fetch the small model that the name smollm2 stands for (94 MiB, once)
 	@scripts/setup.sh build

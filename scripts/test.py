@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Builds and tests the project under each preset that has something to say, and sums it up.
 
-    scripts/test.py [PRESET…]      (no argument: release cuda asan tsan fuzz)
+    scripts/test.py [PRESET…]      (no argument: all of them, in this order)
 
 release   every test, and the checks that are scripts
 cuda      the CUDA kernels: they must build; their tests need a GPU and skip without one
 asan      every test under the address and undefined-behaviour sanitizers
 tsan      the suites named Threads* under the thread sanitizer
 fuzz      every fuzz target for FUZZ_SECONDS (20) from its committed corpus
+goldens   the golden files, made again, where `make goldens` has made an environment for it
 
-The last line reads "N passed, N failed, N skipped"; the exit code is 0 if nothing failed.
+It closes with what was skipped and why, a table with the processor time of each preset, and the line
+"N passed, N failed, N skipped"; the exit code is 0 if nothing failed.
 """
 
 import os
@@ -23,7 +25,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRESETS = ["release", "cuda", "asan", "tsan", "fuzz"]
+PRESETS = ["release", "cuda", "asan", "tsan", "fuzz", "goldens"]
 # Where not all is built; the rest would only be compiled again.
 TARGETS = {"cuda": ["lca-cli", "test_cuda"]}
 
@@ -82,7 +84,23 @@ def address_space_prefix(preset):
     return []
 
 
-def test(preset):
+class Skips:
+    """What was skipped, by the reason for it."""
+
+    def __init__(self):
+        self.names = {}  # reason -> names
+
+    def add(self, preset, name, why):
+        self.names.setdefault(why or "no reason given", []).append(f"{preset}: {name}")
+
+    def lines(self):
+        for why, names in sorted(self.names.items(), key=lambda entry: -len(entry[1])):
+            yield f"{why}:"
+            shown = names if len(names) <= 6 else names[:4] + [f"… and {len(names) - 4} more"]
+            yield from (f"    {name}" for name in shown)
+
+
+def test(preset, skips):
     """Runs the preset's tests; returns how many passed, failed and were skipped."""
     report = ROOT / "build" / preset / "junit.xml"
     report.unlink(missing_ok=True)
@@ -94,19 +112,49 @@ def test(preset):
         cases = []
     failed = sum(case.get("status") == "fail" for case in cases)
     skipped = [case for case in cases if case.find("skipped") is not None]
-    reasons = {}
     for case in skipped:
         why = re.search(r"(?:SKIPPED: |: Skipped\n)(.+)", case.findtext("system-out") or "")
-        reasons.setdefault(why[1] if why else "", []).append(case.get("name"))
-    for why, names in reasons.items():
-        if len(names) > 3:  # a whole kind of tests
-            names = [f"{len(names)} tests, the first {names[0]}"]
-        for name in names:
-            print(f"SKIPPED: {name}" + (f": {why}" if why else ""))
+        skips.add(preset, case.get("name"), why[1] if why else "")
     if ctest.returncode != 0 and failed == 0:
         failed = 1  # no tests, or a program that could not list its tests
     passed = sum(case.get("status") == "run" for case in cases)
     return passed, failed, len(skipped)
+
+
+def goldens(skips):
+    """Makes the golden files again where that is possible; counts as `test` does."""
+    result = run([sys.executable, "-B", ROOT / "scripts" / "goldens.py", "--existing"],
+                 stdout=subprocess.PIPE, text=True)
+    print(result.stdout, end="", flush=True)
+    kinds = re.search(r"^goldens: (\d+) kinds agree, (\d+) do not", result.stdout, re.MULTILINE)
+    skipped = re.findall(r"^SKIPPED: (?:goldens of (.+?): )?(.+)$", result.stdout, re.MULTILINE)
+    for name, why in skipped:
+        skips.add("goldens", name or "all", why)
+    if result.returncode not in (0, 77):
+        return (int(kinds[1]), int(kinds[2]), len(skipped)) if kinds else (0, 1, len(skipped))
+    return (int(kinds[1]) if kinds else 0), 0, len(skipped)
+
+
+def processor_minutes():
+    times = os.times()
+    return (times.children_user + times.children_system) / 60
+
+
+def preset_run(preset, skips):
+    """Builds and tests; returns the counts and a note."""
+    why = missing_tool(preset)
+    if why:
+        skips.add(preset, "all", why)
+        return (0, 0, 1), "skipped"
+    if preset == "goldens":
+        say("goldens: check")
+        return goldens(skips), ""
+    start = time.monotonic()
+    say(f"{preset}: build")
+    if not build(preset):
+        return (0, 1, 0), "did not build"
+    say(f"{preset}: test (built in {(time.monotonic() - start) / 60:.1f} min)")
+    return test(preset, skips), ""
 
 
 def main(presets):
@@ -116,26 +164,20 @@ def main(presets):
     run([sys.executable, "-B", ROOT / "scripts" / "test_data.py"])
     totals = [0, 0, 0]
     table = []
+    skips = Skips()
     for preset in presets:
-        start = time.monotonic()
-        why = missing_tool(preset)
-        if why:
-            print(f"SKIPPED: {preset}: {why}", flush=True)
-            counts, note = (0, 0, 1), f"skipped: {why}"
-        else:
-            say(f"{preset}: build")
-            built = build(preset)
-            minutes = (time.monotonic() - start) / 60
-            if built:
-                say(f"{preset}: test (built in {minutes:.1f} min)")
-            counts = test(preset) if built else (0, 1, 0)
-            note = "" if built else "did not build"
-        minutes = (time.monotonic() - start) / 60
+        start, before = time.monotonic(), processor_minutes()
+        counts, note = preset_run(preset, skips)
         table.append(f"{preset:<8} {counts[0]:>5} passed {counts[1]:>4} failed {counts[2]:>4} skipped"
-                     f" {minutes:6.1f} min  {note}".rstrip())
+                     f" {(time.monotonic() - start) / 60:6.1f} min"
+                     f" {processor_minutes() - before:6.1f} core-min  {note}".rstrip())
         totals = [total + count for total, count in zip(totals, counts)]
+    if skips.names:
+        say("skipped, and why")
+        print("\n".join(skips.lines()))
     say("summary")
     print("\n".join(table))
+    print(f"{processor_minutes():.1f} core-minutes")
     print("{} passed, {} failed, {} skipped".format(*totals), flush=True)
     return 1 if totals[1] else 0
 

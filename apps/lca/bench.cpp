@@ -4,6 +4,7 @@
 #include "bench_cuda.h"
 #include "command.h"
 #include "core/error.h"
+#include "core/pages.h"
 #include "cuda_flags.h"
 #include "interrupt.h"
 #include "machine.h"
@@ -135,7 +136,7 @@ Measured measure_method(const Job& job, MethodKind kind, const Workload& workloa
 }
 
 Row measure_row(const Job& job, std::int64_t length, Progress& progress, Report& report) {
-  memory_trim();
+  heap_trim();
   Context context(job.threads);
   progress.step(fmt::format("{} inputs", length_text(length)), 0.01);
   const AttentionShape& shape = job.spec.shape;

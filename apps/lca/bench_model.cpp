@@ -2,6 +2,7 @@
 
 #include "command.h"
 #include "core/error.h"
+#include "core/pages.h"
 #include "core/text.h"
 #include "interrupt.h"
 #include "machine.h"
@@ -198,7 +199,7 @@ class Bench {
   }
 
   void row_begin() {
-    memory_trim();
+    heap_trim();
     peak_memory_reset();
   }
 

@@ -190,6 +190,8 @@ class Chat {
 void run(const Flags& flags) {
   flags.model.check();
   flags.reply.read({});
+  if (flags.format.given()) chat_format_parse(flags.format.text);
+  flags.model.path();
   SessionKeeper keeper(flags.session);
   system_check(flags.system, keeper);
   const std::shared_ptr<const Model> model = flags.model.load();

@@ -1,5 +1,6 @@
 #include "machine.h"
 
+#include "core/cgroups.h"
 #include "core/error.h"
 #include "terminal.h"
 
@@ -7,9 +8,6 @@
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 #include <algorithm>
 #include <charconv>
@@ -88,36 +86,12 @@ std::int64_t group_left(const fs::path& group, const GroupFiles& names) {
   return std::max<std::int64_t>(0, limit - (used - cached));
 }
 
-/// The least of a group and all those around it. Inside a container the outer part of the path may
-/// not be visible: the groups that are there still count.
-std::int64_t groups_left(const fs::path& mount, const std::string& path, const GroupFiles& names) {
-  std::int64_t least = group_left(mount, names);
-  fs::path group = mount;
-  for (const fs::path& part : fs::path(path).relative_path()) {
-    if (part == "..") return least;
-    group /= part;
-    least = lesser(least, group_left(group, names));
-  }
-  return least;
-}
-
-/// The same for every hierarchy of groups that limits memory.
+/// The least of all groups that limit memory, or −1.
 std::int64_t control_groups_left(const fs::path& root) {
-  const fs::path mount = root / "sys/fs/cgroup";
   std::int64_t least = -1;
-  std::ifstream file(root / "proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {  // "0::/path", "4:memory:/path"
-    const std::size_t first = line.find(':');
-    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const std::string path = line.substr(second + 1);
-    if (controllers == ",,") {
-      least = lesser(least, groups_left(mount, path, kGroupV2));
-      least = lesser(least, groups_left(mount / "unified", path, kGroupV2));
-    } else if (controllers.find(",memory,") != std::string::npos) {
-      least = lesser(least, groups_left(mount / "memory", path, kGroupV1));
-    }
+  for (const Cgroup& group : cgroups_of("memory", root)) {
+    const bool v2 = group.version == Cgroup::Version::v2;
+    least = lesser(least, group_left(group.folder, v2 ? kGroupV2 : kGroupV1));
   }
   return least;
 }
@@ -159,12 +133,6 @@ void memory_require(double bytes, const std::string& what) {
   if (available < 0 || bytes <= static_cast<double>(available)) return;
   fail_input("{} needs about {} of memory and {} are available; choose a shorter one", what,
              bytes_text(bytes), bytes_text(static_cast<double>(available)));
-}
-
-void memory_trim() {
-#ifdef __GLIBC__
-  ::malloc_trim(0);
-#endif
 }
 
 bool peak_memory_reset() {

@@ -24,9 +24,6 @@ std::int64_t memory_available_in(const std::filesystem::path& root);
 /// Throws Error (bad input) where `bytes` will not fit; `what` says what would take them.
 void memory_require(double bytes, const std::string& what);
 
-/// Gives memory that was freed but kept for later back to the system, so that no peak counts it.
-void memory_trim();
-
 /// Starts counting peak resident memory anew. False where the system cannot: the peak then covers
 /// the whole life of the process.
 bool peak_memory_reset();

@@ -136,6 +136,8 @@ void check(const Flags& flags) {
     fail_input("--raw takes the text as it is; leave out {}",
                flags.system.given() ? "--system" : "--chat-format");
   }
+  if (flags.format.given()) chat_format_parse(flags.format.text);
+  flags.model.path();
 }
 
 /// Whatever can be said about flags and session before the model is loaded.

@@ -162,6 +162,13 @@ void fork_with_model(const ForkFlags& flags, SessionRecord record, std::int64_t 
   fork.save(flags.to);
 }
 
+void absent_require(const std::string& path) {
+  std::error_code code;
+  if (std::filesystem::exists(path, code)) {
+    fail_input("{}: exists already; a fork goes into a new file", path_printable(path));
+  }
+}
+
 void fork(const ForkFlags& flags) {
   const std::int64_t asked =
       flags.length.given() ? count_parse("--length", flags.length.text, 0) : -1;
@@ -176,11 +183,10 @@ void fork(const ForkFlags& flags) {
                path_printable(flags.from), record.head.length(), length);
   }
   if (flags.to.empty()) fail_input("the new session's path is empty");
+  if (flags.model.given()) model_resolve(flags.model.text);
+  absent_require(flags.to);
   const SessionLock lock(flags.to);
-  std::error_code code;
-  if (std::filesystem::exists(flags.to, code)) {
-    fail_input("{}: exists already; a fork goes into a new file", path_printable(flags.to));
-  }
+  absent_require(flags.to);  // another fork may have come first
   writable_check(flags.to);
   if (flags.model.given()) {
     fork_with_model(flags, std::move(record), length);

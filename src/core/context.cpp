@@ -1,10 +1,8 @@
 #include <lca/context.h>
 
-#include <sched.h>
-
 #include <algorithm>
-#include <thread>
 
+#include "core/cgroups.h"
 #include "core/context_state.h"
 #include "core/error.h"
 
@@ -14,18 +12,11 @@ namespace {
 
 constexpr int kMostThreads = 1024;
 
-int threads_available() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 int threads_checked(int threads) {
   if (threads < 0 || threads > kMostThreads) {
     fail_input("threads is {}; it takes 1 to {}, or 0 for one per core", threads, kMostThreads);
   }
-  return threads == 0 ? std::min(threads_available(), kMostThreads) : threads;
+  return threads == 0 ? std::min(cpus_available(), kMostThreads) : threads;
 }
 
 }  // namespace

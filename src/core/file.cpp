@@ -1,5 +1,6 @@
 #include "core/file.h"
 
+#include "core/descriptor.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -29,23 +30,6 @@ const char* file_kind(mode_t mode) {
   if (S_ISSOCK(mode)) return "a socket";
   return "a device";
 }
-
-/// A descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int number() const { return number_; }
-  /// The number, no longer closed here.
-  int release() { return std::exchange(number_, -1); }
-
- private:
-  int number_;
-};
 
 /// The descriptor, or the error's number negated.
 int open_retrying(const std::filesystem::path& path, int flags, mode_t mode = 0) {
@@ -87,8 +71,7 @@ void read_whole(int descriptor, std::span<std::byte> memory, const std::filesyst
   }
 }
 
-/// A name nobody else uses. It does not contain the final name, which may be as long as a name can
-/// be already.
+/// A unique name. It does not contain the final name, which may already have the maximum length.
 std::string temporary_name() {
   static std::atomic<std::uint64_t> counter{0};
   std::random_device random;
@@ -103,6 +86,19 @@ std::filesystem::path resolve_link(std::filesystem::path path) {
   return code ? path : target;
 }
 
+/// Gives an open file the owner, group and permissions of the one it replaces. What the system does
+/// not allow is left out, on the safe side: the file then stays readable by its owner alone.
+void access_copy(const std::filesystem::path& from, int to) {
+  struct stat old {};
+  if (::stat(from.c_str(), &old) != 0) return;
+  const bool group_kept = ::fchown(to, old.st_uid, old.st_gid) == 0 ||
+                          ::fchown(to, static_cast<uid_t>(-1), old.st_gid) == 0;
+  mode_t mode = old.st_mode & 0777;
+  // Another group must not get what was the old one's.
+  if (!group_kept) mode &= ~mode_t{070} | (mode & 07) << 3;
+  static_cast<void>(::fchmod(to, mode));
+}
+
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
@@ -110,7 +106,7 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path, FileAccess access) : path_(path) {
-  // Without O_NONBLOCK opening a pipe waits for somebody to write to it.
+  // Without O_NONBLOCK opening a pipe waits for a writer.
   Descriptor file(open_retrying(path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
   if (const int code = -file.number(); code == ENOENT || code == ENOTDIR) {
     fail_not_found("{}: {}", printable(path), error_text(code));
@@ -160,7 +156,7 @@ MappedFile::MappedFile(const std::filesystem::path& path, FileAccess access) : p
 }
 
 MappedFile::~MappedFile() {
-  guard_ = {};  // the range is nobody's before its addresses are
+  guard_ = {};  // before its addresses can be used again
   unmap(bytes_);
   if (descriptor_ >= 0) ::close(descriptor_);
 }
@@ -194,24 +190,27 @@ void MappedFile::fail_lost() const {
       printable(path_));
 }
 
-FileWriter::FileWriter(std::filesystem::path path) : path_(resolve_link(std::move(path))) {
+FileWriter::FileWriter(std::filesystem::path path, FileAccess access)
+    : path_(resolve_link(std::move(path))) {
   if (path_.empty()) fail_input("the output path is empty");
-  // Found out now rather than after all the work: a rename would fail on a folder, and would
-  // replace a device (/dev/null!) by an ordinary file.
+  // Checked now rather than after all the work: a rename would fail on a folder, and would replace
+  // a device (/dev/null!) by an ordinary file.
   struct stat info {};
   if (::stat(path_.c_str(), &info) == 0) {
     if (!S_ISREG(info.st_mode)) {
       fail_input("{}: is {}, not a file", printable(path_), file_kind(info.st_mode));
     }
+    access = FileAccess::owner_only;  // until `commit` copies the old file's
   } else if (const int code = errno; code != ENOENT) {
     fail_input("{}: {}", printable(path_), error_text(code));
   }
   if (!path_.has_filename()) fail_input("{}: names a folder, not a file", printable(path_));
 
   const std::filesystem::path folder = folder_of(path_);
+  const mode_t mode = access == FileAccess::owner_only ? 0600 : 0666;
   for (int attempt = 0; attempt < 16; ++attempt) {
     temporary_ = folder / temporary_name();
-    descriptor_ = open_retrying(temporary_, O_WRONLY | O_CREAT | O_EXCL, 0666);
+    descriptor_ = open_retrying(temporary_, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (descriptor_ != -EEXIST) break;
   }
   if (descriptor_ >= 0) return;
@@ -246,6 +245,7 @@ void FileWriter::write(std::span<const std::byte> bytes) {
 
 void FileWriter::commit() {
   if (descriptor_ < 0) fail_internal("{}: is complete already", printable(path_));
+  access_copy(path_, descriptor_);
   if (const int code = sync_descriptor(descriptor_)) {
     fail_io("{}: cannot be written: {}", printable(path_), error_text(code));
   }

@@ -20,8 +20,7 @@ namespace lca {
 /// so. Deleting or replacing the file changes nothing.
 class MappedFile {
  public:
-  /// Throws Error naming the path: not found where it is absent, bad input where it is a folder or
-  /// may not be read.
+  /// Throws Error naming the path: not found, or bad input for a folder or an unreadable file.
   explicit MappedFile(const std::filesystem::path& path, FileAccess access = FileAccess::map);
   ~MappedFile();
   MappedFile(MappedFile&&) noexcept;
@@ -31,8 +30,8 @@ class MappedFile {
   /// Whether the file still has all its bytes, and no access found some missing before.
   /// Always true of a file that was read.
   bool intact() const;
-  /// Throws Error (io) naming the file where not. One short system call: to be asked after
-  /// every piece of work, before its results are handed out.
+  /// Throws Error (I/O) naming the file where not. One short system call: call it after every piece
+  /// of work, before its results are used.
   void require_intact() const {
     if (!intact()) fail_lost();
   }
@@ -46,8 +45,8 @@ class MappedFile {
   MappedGuard guard_;
 };
 
-/// Runs `work`, which reads mapped files, and then `require_intact`, which asks for them. Where a
-/// file was cut short, that is the error, whatever `work` found wrong with the zeros.
+/// Runs `work`, which reads mapped files, and then `require_intact`, which checks them. Where a
+/// file was cut short, that is the error, whatever error `work` made of the zeros.
 template <typename Work, typename RequireIntact>
 auto mapped_read(const Work& work, const RequireIntact& require_intact) {
   try {
@@ -69,11 +68,18 @@ auto mapped_read(const MappedFile& file, const Work& work) {
   return mapped_read(work, [&] { file.require_intact(); });
 }
 
+/// The permissions of a file that did not exist before.
+enum class FileAccess {
+  usual,       ///< what the umask allows
+  owner_only,  ///< 0600: a conversation, say
+};
+
 /// Writes pieces to a temporary file beside `path`, syncs and renames it: `path` appears complete
-/// or not at all. Throws Error naming the path.
+/// or not at all. A file that is replaced keeps its permissions and, where possible, its owner and
+/// group. Throws Error naming the path.
 class FileWriter {
  public:
-  explicit FileWriter(std::filesystem::path path);
+  explicit FileWriter(std::filesystem::path path, FileAccess access = FileAccess::usual);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;

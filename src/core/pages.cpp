@@ -4,6 +4,9 @@
 
 #include <sys/mman.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <cstdint>
 
@@ -19,6 +22,12 @@ void pages_release(const std::byte* data, std::size_t bytes) {
   if (first >= end || !mapped_contains(data)) return;
   auto* pages = const_cast<std::byte*>(data) + (first - address);
   static_cast<void>(::madvise(pages, end - first, MADV_DONTNEED));  // a hint: it may be ignored
+#endif
+}
+
+void heap_trim() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
 #endif
 }
 

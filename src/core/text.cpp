@@ -39,7 +39,7 @@ CodePoint code_point_decode(std::string_view text) {
   return {value, bytes};
 }
 
-/// Characters that would break the line, or make a terminal show something else than it says.
+/// Characters that would break the line, or make a terminal show something else than the text.
 bool is_unprintable(std::uint32_t c) {
   return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x200e || c == 0x200f ||
          (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069) || c == 0xfeff;

@@ -22,8 +22,8 @@ inline void relax() {
 #endif
 }
 
-/// Looks for `ready` a little while before the caller goes to sleep, which costs more than a short
-/// job: first keeping the core, then letting others have it.
+/// Polls `ready` for a short time before the caller sleeps, which costs more than a short job:
+/// first spinning, then yielding the core.
 template <typename Ready>
 bool poll(const Ready& ready) {
   constexpr int kSpins = 2000;
@@ -47,12 +47,12 @@ struct ThreadPool::State {
   std::condition_variable done;
   std::vector<std::thread> workers;
 
-  // One job at a time. `job` counts jobs so that a sleeping worker knows a new one from the last. A
-  // worker enters (`inside`) before it looks whether the job is still `open`; the caller closes it
-  // when no task is left and waits for those inside. Who wakes up late therefore holds nobody up,
-  // and the fields below never change while somebody may read them. The mutex is for those who have
-  // gone to sleep, and they say so first (`sleepers`, `waiting`): a job that finds everybody awake
-  // takes no lock.
+  // One job at a time. `job` counts jobs, so that a sleeping worker can tell a new one from the
+  // last. A worker increments `inside` before it checks whether the job is still `open`; the caller
+  // closes the job when no task is left and waits until `inside` is 0. A worker that wakes late
+  // therefore delays nothing, and the fields below never change while a worker may read them. The
+  // mutex is for sleeping threads only, which are counted first (`sleepers`, `waiting`): a job that
+  // finds every worker awake takes no lock.
   std::atomic<std::uint64_t> job{0};
   std::atomic<bool> open{false};
   std::atomic<int> inside{0};
@@ -79,16 +79,16 @@ struct ThreadPool::State {
     }
   }
 
-  /// Lets everybody know of a new job.
+  /// Starts a new job: wakes all sleeping workers.
   void call_all() {
     job.fetch_add(1);
     if (sleepers.load() == 0) return;
-    // Whoever has said that he sleeps holds the mutex until he does.
+    // A worker that is counted in `sleepers` holds the mutex until it waits.
     { const std::lock_guard lock(mutex); }
     wake.notify_all();
   }
 
-  /// Waits until nobody is inside.
+  /// Waits until no worker is inside.
   void wait_for_all() {
     const auto left = [&] { return inside.load() == 0; };
     if (poll(left)) return;
@@ -110,7 +110,7 @@ struct ThreadPool::State {
         wake.wait(lock, called);
         sleepers.fetch_sub(1);
       }
-      // In this order: a call to stop that is counted as seen has been seen.
+      // In this order: once the job of a stop is counted as seen, `stop` reads true.
       seen = job.load();
       if (stop.load()) return;
       inside.fetch_add(1);
@@ -130,8 +130,8 @@ ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
       state_->workers.emplace_back([state = state_.get(), worker] { state->worker_loop(worker); });
     }
   } catch (const std::system_error&) {
-    // No room for another stack, or too many threads: results do not depend on their number, so
-    // the work goes on with those there are.
+    // No memory for another stack, or too many threads: results do not depend on their number, so
+    // those that started do the work.
   } catch (const std::bad_alloc&) {
   }
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// A fixed team of threads that share out numbered tasks.
+/// A fixed pool of threads that runs numbered tasks.
 
 #include <cstdint>
 #include <memory>
@@ -7,11 +7,11 @@
 
 namespace lca {
 
-/// Runs tasks 0 … count−1 on a fixed number of workers (the caller is worker 0). Tasks are handed
-/// out in ascending order to whoever is free, so a task's result must not depend on its worker.
+/// Runs tasks 0 … count−1 on a fixed number of workers (the caller is worker 0). Free workers take
+/// tasks in ascending order, so a task's result must not depend on its worker.
 class ThreadPool {
  public:
-  /// Where the system refuses some of the threads, it works with fewer: `size` says how many.
+  /// Where the system refuses some of the threads, the pool has fewer: `size` says how many.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -17,7 +17,7 @@ AlignedBytes aligned_bytes(std::size_t bytes) {
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(unit, size));
   if (memory == nullptr) throw std::bad_alloc();
 #if defined(__linux__)
-  // Panels of keys are read in large strides: fewer, larger pages spare the address lookups.
+  // Panels of keys are read in large strides: larger pages mean fewer address translations.
   if (unit == kHugePage) madvise(memory, size, MADV_HUGEPAGE);
 #endif
   return AlignedBytes(memory);

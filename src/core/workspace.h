@@ -1,5 +1,5 @@
 #pragma once
-/// Scratch memory that is planned first and carved after.
+/// Scratch memory: planned first, then carved.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,17 +23,17 @@ using AlignedBytes = std::unique_ptr<std::byte[], FreeDeleter>;
 /// Uninitialised bytes aligned to a cache line (to a huge page where large); throws std::bad_alloc.
 AlignedBytes aligned_bytes(std::size_t bytes);
 
-/// Throws std::bad_alloc where `bytes` more cannot be had at the moment: for calls into libraries
-/// that crash when an allocation of theirs fails.
+/// Throws std::bad_alloc where `bytes` more cannot be allocated at the moment: for calls into
+/// libraries that crash when their own allocation fails.
 void memory_room_require(std::size_t bytes);
 
 /// One block of scratch memory, kept from call to call and grown when a plan needs more.
 class Workspace {
  public:
-  /// At least `bytes`, contents undefined; what an earlier call returned is gone.
+  /// At least `bytes`, contents undefined; invalidates what an earlier call returned.
   std::byte* prepare(std::size_t bytes);
   std::size_t bytes() const { return bytes_; }
-  /// Fills the block with NaN patterns, so that a test sees who reads what was never written.
+  /// Fills the block with NaN patterns, so that a test notices reads of what was never written.
   void poison();
 
  private:
@@ -41,7 +41,7 @@ class Workspace {
   std::size_t bytes_ = 0;
 };
 
-/// Hands out pieces of a block one after another; with a null block it only counts, so that the
+/// Returns pieces of a block one after another; with a null block it only counts bytes, so that the
 /// same code plans and carves.
 class Carver {
  public:

@@ -7,90 +7,108 @@
 
 #include <array>
 #include <cerrno>
+#include <optional>
+#include <string_view>
 #include <system_error>
 
+#include "core/descriptor.h"
 #include "core/error.h"
 #include "core/text.h"
 
 namespace lca {
 namespace {
 
+/// A lock file begins with this line; the second one names the process that holds it.
+constexpr std::string_view kMagic = "lca session lock\n";
+constexpr std::string_view kProcess = "process ";
+constexpr std::size_t kLongest = 64;
+
 std::string error_text(int code) { return std::generic_category().message(code); }
 
-/// Beside the file itself, so that two links to one session share one lock.
-std::filesystem::path lock_path(const std::string& path) {
-  std::error_code code;
-  std::filesystem::path file = path;
-  if (std::filesystem::is_symlink(file, code)) {
-    const std::filesystem::path target = std::filesystem::canonical(file, code);
-    if (!code) file = target;
-  }
-  file += ".lock";
-  return file;
+/// The text of a lock file; nothing where the file is not one. An empty file is one: its program
+/// was killed, or has not come to write to it yet.
+std::optional<std::string> lock_text(int descriptor) {
+  struct stat info {};
+  if (::fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  std::array<char, kLongest + 1> bytes{};
+  const ssize_t count = ::pread(descriptor, bytes.data(), bytes.size(), 0);
+  if (count < 0 || static_cast<std::size_t>(count) > kLongest) return std::nullopt;
+  std::string text(bytes.data(), static_cast<std::size_t>(count));
+  if (!text.empty() && !text.starts_with(kMagic)) return std::nullopt;
+  return text;
 }
 
 /// " (process 123)" where the lock file says so.
 std::string owner_text(int descriptor) {
-  std::array<char, 32> text{};
-  const ssize_t count = ::pread(descriptor, text.data(), text.size() - 1, 0);
-  std::string digits;
-  for (ssize_t i = 0; i < count && text[static_cast<std::size_t>(i)] >= '0' &&
-                      text[static_cast<std::size_t>(i)] <= '9';
-       ++i) {
-    digits += text[static_cast<std::size_t>(i)];
-  }
+  const std::string text = lock_text(descriptor).value_or("");
+  const std::string head = std::string(kMagic).append(kProcess);
+  if (!text.starts_with(head)) return "";
+  const std::size_t end = text.find_first_not_of("0123456789", head.size());
+  const std::string digits = text.substr(head.size(), end - head.size());
   return digits.empty() ? "" : fmt::format(" (process {})", digits);
 }
 
 bool names_same_file(const std::filesystem::path& path, int descriptor) {
   struct stat named {};
   struct stat open {};
-  return ::stat(path.c_str(), &named) == 0 && ::fstat(descriptor, &open) == 0 &&
+  return ::lstat(path.c_str(), &named) == 0 && ::fstat(descriptor, &open) == 0 &&
          named.st_dev == open.st_dev && named.st_ino == open.st_ino;
 }
 
 }  // namespace
 
-SessionLock::SessionLock(const std::string& path) : lock_(lock_path(path)) {
+std::filesystem::path session_lock_path(const std::string& path) {
+  // Beside the file itself, so that two links to one session share one lock.
+  std::error_code code;
+  std::filesystem::path file = path;
+  if (std::filesystem::is_symlink(file, code)) {
+    const std::filesystem::path target = std::filesystem::canonical(file, code);
+    if (!code) file = target;
+  }
+  return file.parent_path() / ("." + file.filename().native() + ".lca-lock");
+}
+
+SessionLock::SessionLock(const std::string& path) : lock_(session_lock_path(path)) {
   const std::string name = path_printable(path);
   for (;;) {
-    const int file =
-        ::open(lock_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
-    if (file < 0) {
+    Descriptor file(
+        ::open(lock_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+    if (file.number() < 0) {
       const int code = errno;
       if (code == EINTR) continue;
       fail_input("{}: no session can be kept there: {}: {}", name, path_printable(lock_.native()),
                  error_text(code));
     }
     int code = 0;
-    while (::flock(file, LOCK_EX | LOCK_NB) != 0 && (code = errno) == EINTR) code = 0;
+    while (::flock(file.number(), LOCK_EX | LOCK_NB) != 0 && (code = errno) == EINTR) code = 0;
     if (code == EWOULDBLOCK) {
-      const std::string owner = owner_text(file);
-      ::close(file);
-      fail_input("{}: is in use by another program{}; wait for it to end, or use another session",
-                 name, owner);
+      fail_busy("{}: is in use by another program{}; wait for it to end, or use another session",
+                name, owner_text(file.number()));
     }
     if (code != 0) {
-      ::close(file);
       fail_input("{}: this file system cannot lock files ({}); keep the session elsewhere", name,
                  error_text(code));
     }
-    // The last holder removes the file before it lets go: what we have locked may be nobody's.
-    if (!names_same_file(lock_, file)) {
-      ::close(file);
-      continue;
+    // The last holder removes the file before it releases the lock: this one may be removed
+    // already.
+    if (!names_same_file(lock_, file.number())) continue;
+    if (!lock_text(file.number())) {
+      fail_input(
+          "{}: {} is in the way: it is not a lock of this program; move it, or use another session",
+          name, path_printable(lock_.native()));
     }
-    descriptor_ = file;
+    descriptor_ = file.release();
     break;
   }
-  const std::string owner = fmt::format("{}\n", ::getpid());
-  // Only for the other program's message: whoever cannot write it holds the lock all the same.
+  const std::string owner = fmt::format("{}{}{}\n", kMagic, kProcess, ::getpid());
+  // Only for the other program's message: the lock holds even where this cannot be written.
   [[maybe_unused]] const int cut = ::ftruncate(descriptor_, 0);
   [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_, owner.data(), owner.size(), 0);
 }
 
 SessionLock::~SessionLock() {
-  ::unlink(lock_.c_str());
+  // Somebody may have removed it by hand, and another program made one of its own.
+  if (names_same_file(lock_, descriptor_)) ::unlink(lock_.c_str());
   ::close(descriptor_);
 }
 

@@ -1,9 +1,5 @@
 #include "models/arrange.h"
 
-#if defined(__linux__)
-#include <malloc.h>
-#endif
-
 #include <algorithm>
 #include <vector>
 
@@ -34,13 +30,6 @@ bool is_mapped(const Checkpoint& checkpoint, const std::byte* data) {
 std::size_t bytes_in_strips(const PackedMatrix& matrix) {
   return static_cast<std::size_t>(strip_count(matrix.rows)) *
          strip_bytes(matrix.type, matrix.columns);
-}
-
-/// Gives freed memory back to the system, also from between blocks in use.
-void heap_trim() {
-#if defined(__GLIBC__)
-  ::malloc_trim(0);
-#endif
 }
 
 }  // namespace

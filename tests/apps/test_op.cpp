@@ -76,7 +76,7 @@ FileBuilder random_gqa(std::int64_t batch, std::int64_t length, const std::strin
 TEST(OpCommand, BothBackendsReproduceTheGoldenFiles) {
   const ScratchFolder folder;
   int cases = 0;
-  for (const auto& entry : fs::directory_iterator(fs::path(LCA_SOURCE_DIR) / "tests/golden")) {
+  for (const auto& entry : fs::directory_iterator(fs::path(LCA_SOURCE_DIR) / "tests/golden/op")) {
     const std::string name = entry.path().filename().string();
     if (!name.ends_with(".safetensors") || name.ends_with(".expected.safetensors")) continue;
     fs::path expected = entry.path();

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -312,11 +313,11 @@ TEST_F(Sessions, TheSecondProgramOnAFileIsTold) {
   Program first(words("run", {"-p", "hello", "-n", "1M", "--ignore-eos", "--session", session}));
   ASSERT_TRUE(first.wait_for_output());
   const Finished second = program_run(words("run", {"-p", "x", "--session", session}));
-  EXPECT_TRUE(second.failed_in_one_line(2)) << second.err;
+  EXPECT_TRUE(second.failed_in_one_line(1)) << second.err;
   EXPECT_NE(second.err.find("in use by another program (process "), std::string::npos)
       << second.err;
   const Finished chat = program_run(words("chat", {"--session", session}));
-  EXPECT_TRUE(chat.failed_in_one_line(2)) << chat.err;
+  EXPECT_TRUE(chat.failed_in_one_line(1)) << chat.err;
 
   // Ctrl-C keeps what was written.
   first.interrupt();
@@ -329,6 +330,60 @@ TEST_F(Sessions, TheSecondProgramOnAFileIsTold) {
   const json whole = run_json({"-p", "hello", "-n", std::to_string(written + 5)});
   const std::vector<int> ids = whole["ids"];
   EXPECT_EQ(rest["ids"], json(std::vector<int>(ids.end() - 5, ids.end())));
+}
+
+TEST_F(Sessions, OtherProgramsLocksStay) {
+  const std::string other = folder / "Cargo.lock";
+  const std::string copy = folder / "copy";
+  file("Cargo.lock", "version = 4\n");
+  run_json({"-p", "hello", "-n", "1", "--session", folder / "Cargo"});
+  EXPECT_EQ(read_file(other), "version = 4\n");
+  EXPECT_EQ(folder.count(), 2u);
+
+  // A fork that refuses touches nothing beside its target.
+  file("copy", "not to be replaced");
+  file("copy.lock", "mine");
+  const std::filesystem::path ours = session_lock_path(copy);
+  write_file(ours, "lca session lock\nprocess 1\n");
+  EXPECT_TRUE(program_run({"session", "fork", folder / "Cargo", copy}).failed_in_one_line(2));
+  EXPECT_EQ(read_file(copy), "not to be replaced");
+  EXPECT_EQ(read_file(folder / "copy.lock"), "mine");
+  EXPECT_TRUE(std::filesystem::exists(ours));
+}
+
+TEST_F(Sessions, AWrongFlagIsFoundBeforeTheLockIsTaken) {
+  const SessionLock held(session);
+  for (const Words& wrong :
+       {Words{"--chat-format", "morse"}, Words{"--window", "-3"}, Words{"--temperature", "cold"}}) {
+    Words more = {"-p", "x", "--session", session};
+    more.insert(more.end(), wrong.begin(), wrong.end());
+    for (const char* command : {"run", "chat"}) {
+      if (command == std::string("chat")) more.erase(more.begin(), more.begin() + 2);
+      const Finished finished = program_run(words(command, more));
+      EXPECT_TRUE(finished.failed_in_one_line(2)) << finished.err;
+      EXPECT_EQ(finished.err.find("in use"), std::string::npos) << finished.err;
+    }
+  }
+}
+
+std::filesystem::perms permissions(const std::string& path) {
+  return std::filesystem::status(path).permissions();
+}
+
+TEST_F(Sessions, FilesAreTheOwnersAlone) {
+  constexpr auto kOwner = std::filesystem::perms::owner_read | std::filesystem::perms::owner_write;
+  const mode_t before = ::umask(0);
+  run_json({"-p", "hello", "-n", "1", "--session", session});
+  EXPECT_EQ(permissions(session), kOwner);
+  const std::string copy = folder / "copy";
+  EXPECT_EQ(program_run({"session", "fork", session, copy}).code, 0);
+  EXPECT_EQ(permissions(copy), kOwner);
+  // Somebody who shares a session on purpose is not overruled.
+  constexpr auto kShared = kOwner | std::filesystem::perms::group_read;
+  std::filesystem::permissions(session, kShared);
+  run_json({"-p", "more", "-n", "1", "--session", session});
+  EXPECT_EQ(permissions(session), kShared);
+  ::umask(before);
 }
 
 TEST_F(Sessions, CtrlCInAChatKeepsWhatWasSaid) {
@@ -348,10 +403,10 @@ TEST_F(Sessions, ASignalWhileItLoadsLeavesNoLock) {
   for (int i = 0; i < 300000; ++i) text += "word ";
   Program program(words("run", {"--file", file("doc.txt", text), "-n", "1", "--session", session}));
   ASSERT_TRUE(program.wait_for_handler());
-  while (!std::filesystem::exists(session + ".lock")) ::usleep(100);
+  while (!std::filesystem::exists(session_lock_path(session))) ::usleep(100);
   program.interrupt();
   EXPECT_EQ(program.finish().code, 130);
-  EXPECT_FALSE(std::filesystem::exists(session + ".lock"));
+  EXPECT_FALSE(std::filesystem::exists(session_lock_path(session)));
 }
 
 TEST_F(Sessions, CtrlCWhileItReadsKeepsTheRestForLater) {
@@ -364,7 +419,7 @@ TEST_F(Sessions, CtrlCWhileItReadsKeepsTheRestForLater) {
   Program program(words("run", kept));
   ASSERT_TRUE(program.wait_for_handler());
   // The lock is taken first; then the model is loaded, and it begins to read.
-  while (!std::filesystem::exists(session + ".lock")) ::usleep(1000);
+  while (!std::filesystem::exists(session_lock_path(session))) ::usleep(1000);
   ::usleep(300 * 1000);
   program.interrupt();
   const Finished finished = program.finish();

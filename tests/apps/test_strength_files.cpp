@@ -96,7 +96,7 @@ class Writing : public testing::Test {
 
   std::map<std::string, Words> commands(const std::string& out) const {
     const std::string golden =
-        std::string(LCA_SOURCE_DIR) + "/tests/golden/gqa_pool_mean_mean.safetensors";
+        std::string(LCA_SOURCE_DIR) + "/tests/golden/op/gqa_pool_mean_mean.safetensors";
     return {
         {"op", {"op", "attention", golden, out}},
         {"logits", {"logits", model.path(), "--tokens", "1,2,3,4,5,6,7,8", "--out", out}},

@@ -79,7 +79,7 @@ TEST_F(LittleMemory, ALongerPromptWorksOrSaysSoInOneLine) {
 
 TEST_F(LittleMemory, OperatorsWorkOrSaySoInOneLine) {
   const ScratchFolder folder;
-  sweep({"op", "attention", std::string(LCA_SOURCE_DIR) + "/tests/golden/mla_long.safetensors",
+  sweep({"op", "attention", std::string(LCA_SOURCE_DIR) + "/tests/golden/op/mla_long.safetensors",
          folder / "out.safetensors"},
         40);
 }

@@ -29,7 +29,7 @@ constexpr double kToleranceReference = 1e-9;
 // Input files that have an expected file beside them.
 std::vector<fs::path> golden_cases() {
   std::vector<fs::path> cases;
-  for (const auto& entry : fs::directory_iterator(fs::path(LCA_SOURCE_DIR) / "tests/golden")) {
+  for (const auto& entry : fs::directory_iterator(fs::path(LCA_SOURCE_DIR) / "tests/golden/op")) {
     const fs::path& path = entry.path();
     if (path.extension() != ".safetensors") continue;
     if (path.stem().extension() == ".expected") continue;

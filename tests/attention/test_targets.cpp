@@ -2,7 +2,7 @@
 // this processor can run is picked in turn.
 
 // Before Highway, so that both mean the same instruction sets.
-#include "attention/cpu/targets.h"
+#include "ops/cpu/simd_targets.h"
 
 #include <hwy/targets.h>
 

@@ -12,6 +12,7 @@
 #include "attention/layout.h"
 #include "support/engine.h"
 #include "support/random_layer.h"
+#include "support/worst.h"
 
 namespace lca::test {
 namespace {
@@ -67,7 +68,7 @@ double worst_excess(const Engine& engine, const LayerSpec& spec, const Tokens& t
     const double query = norm(row_of(tokens.query, t, 0, width));
     double largest_value = 0;
     for (std::int64_t i = 0; i <= t; ++i) {
-      largest_value = std::max(largest_value, norm(row_of(tokens.entry, i, 0, d_value)));
+      largest_value = larger(largest_value, norm(row_of(tokens.entry, i, 0, d_value)));
     }
     double delta_k = 0;
     double delta_v = 0;
@@ -75,10 +76,10 @@ double worst_excess(const Engine& engine, const LayerSpec& spec, const Tokens& t
       const Range group = layout.group_range(j);
       for (std::int64_t i = group.begin; i < group.end; ++i) {
         delta_k =
-            std::max(delta_k, distance(row_of(tokens.entry, i, d_value, width), ours.rep_positional,
-                                       static_cast<std::size_t>(j * width)));
-        delta_v = std::max(delta_v, distance(row_of(tokens.entry, i, 0, d_value), ours.rep_semantic,
-                                             static_cast<std::size_t>(j * d_value)));
+            larger(delta_k, distance(row_of(tokens.entry, i, d_value, width), ours.rep_positional,
+                                     static_cast<std::size_t>(j * width)));
+        delta_v = larger(delta_v, distance(row_of(tokens.entry, i, 0, d_value), ours.rep_semantic,
+                                           static_cast<std::size_t>(j * d_value)));
       }
     }
     std::vector<double> difference;
@@ -88,7 +89,7 @@ double worst_excess(const Engine& engine, const LayerSpec& spec, const Tokens& t
     }
     const double bound =
         largest_value * std::expm1(2 * query * delta_k * spec.softmax_scale()) + delta_v;
-    worst = std::max(worst, (norm(difference) - bound) / std::max(1.0, largest_value));
+    worst = larger(worst, (norm(difference) - bound) / larger(1.0, largest_value));
   }
   return worst;
 }

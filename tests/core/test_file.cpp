@@ -219,6 +219,107 @@ TEST(FileWriter, SaysFailureAndLeavesNothingWhereTheDiskIsFull) {
   EXPECT_EQ(folder.count(), 0u);
 }
 
+mode_t mode_of(const std::filesystem::path& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? info.st_mode & 07777 : 0;
+}
+
+/// The umask while a test runs.
+class Umask {
+ public:
+  explicit Umask(mode_t mask) : before_(::umask(mask)) {}
+  ~Umask() { ::umask(before_); }
+  Umask(const Umask&) = delete;
+  Umask& operator=(const Umask&) = delete;
+
+ private:
+  mode_t before_;
+};
+
+/// The mode of the one hidden file in a folder: a writer's temporary.
+mode_t temporary_mode(const ScratchFolder& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    if (entry.path().filename().native().starts_with(".")) return mode_of(entry.path());
+  }
+  return 0;
+}
+
+void write_once(const std::filesystem::path& path, FileAccess access = FileAccess::usual) {
+  FileWriter writer(path, access);
+  writer.write(bytes_of("new"));
+  writer.commit();
+}
+
+TEST(FileWriter, GivesANewFileWhatTheUmaskAllows) {
+  const ScratchFolder folder;
+  for (const mode_t mask : {022, 077, 0}) {
+    const Umask umask(mask);
+    const auto path = folder / std::to_string(mask);
+    write_once(path);
+    EXPECT_EQ(mode_of(path), 0666 & ~mask);
+  }
+}
+
+TEST(FileWriter, KeepsAPrivateFilePrivateFromTheFirstByte) {
+  const ScratchFolder folder;
+  const Umask umask(0);
+  FileWriter writer(folder / "out", FileAccess::owner_only);
+  writer.write(bytes_of("secret"));
+  EXPECT_EQ(temporary_mode(folder), 0600u);
+  writer.commit();
+  EXPECT_EQ(mode_of(folder / "out"), 0600u);
+}
+
+TEST(FileWriter, KeepsTheModeOfAFileItReplaces) {
+  const ScratchFolder folder;
+  const Umask umask(022);
+  for (const FileAccess access : {FileAccess::usual, FileAccess::owner_only}) {
+    for (const mode_t mode : {0600, 0640, 0666, 0444, 0755}) {
+      const auto path = folder / "out";
+      write_file(path, "old");
+      ASSERT_EQ(::chmod(path.c_str(), mode), 0);
+      {
+        FileWriter writer(path, access);
+        EXPECT_EQ(temporary_mode(folder), 0600u);
+        writer.write(bytes_of("new"));
+        writer.commit();
+      }
+      EXPECT_EQ(mode_of(path), mode);
+      EXPECT_EQ(read_file(path), "new");
+      std::filesystem::remove(path);
+    }
+  }
+}
+
+TEST(FileWriter, KeepsTheOwnerAndGroupOfAFileItReplaces) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root may give files away";
+  const ScratchFolder folder;
+  const auto path = folder / "out";
+  write_file(path, "old");
+  ASSERT_EQ(::chown(path.c_str(), 65534, 65533), 0);
+  ASSERT_EQ(::chmod(path.c_str(), 0640), 0);
+  write_once(path);
+  struct stat info {};
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_uid, 65534u);
+  EXPECT_EQ(info.st_gid, 65533u);
+  EXPECT_EQ(mode_of(path), 0640u);
+}
+
+TEST(FileWriter, GivesAnotherGroupNothingWhereTheOldOneCannotBeKept) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root may become somebody else";
+  const ScratchFolder folder;
+  ASSERT_EQ(::chmod(folder.path().c_str(), 0777), 0);
+  const auto path = folder / "out";
+  write_file(path, "old");
+  ASSERT_EQ(::chown(path.c_str(), 65533, 65533), 0);
+  ASSERT_EQ(::chmod(path.c_str(), 0664), 0);
+  const Unprivileged user;
+  if (!user.is_so()) GTEST_SKIP() << "root keeps every group";
+  write_once(path);
+  EXPECT_EQ(mode_of(path), 0644u);
+}
+
 TEST(FileWriter, RefusesMoreAfterCommit) {
   const ScratchFolder folder;
   FileWriter writer(folder / "out");

@@ -58,8 +58,7 @@ TEST(MappedGuard, ReadsZerosAndSaysSoWhereAFileIsCutShort) {
   EXPECT_FALSE(file.intact());
   EXPECT_FALSE(mapped_all_intact());
   expect_error([&] { file.require_intact(); },
-               {path.string(), "cut short by another program", "put the file back"},
-               ErrorKind::io);
+               {path.string(), "cut short by another program", "put the file back"}, ErrorKind::io);
   EXPECT_EQ(count_ones(other), kPages * page());
   other.require_intact();
 }

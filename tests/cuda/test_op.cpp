@@ -54,8 +54,8 @@ fs::path program_path() {
 }
 
 fs::path golden_folder() {
-  const fs::path built = fs::path(LCA_SOURCE_DIR) / "tests/golden";
-  return fs::exists(built) ? built : own_folder() / "../../../tests/golden";
+  const fs::path built = fs::path(LCA_SOURCE_DIR) / "tests/golden/op";
+  return fs::exists(built) ? built : own_folder() / "../../../tests/golden/op";
 }
 
 std::string quoted(const std::string& word) {

@@ -11,35 +11,9 @@
 #include "engine/session_file.h"
 #include "formats/byte_files.h"
 #include "support/golden_model.h"
+#include "support/small_session.h"
 
 namespace lca::test {
-
-inline Settings small_settings(MethodKind method = MethodKind::lca) {
-  Settings settings;
-  settings.method = method;
-  settings.group = 4;
-  settings.window = 8;
-  settings.sink = 2;
-  settings.summary_queries = 4;
-  return settings;
-}
-
-inline Settings prompt_settings() {
-  Settings settings = small_settings();
-  settings.summary = Summary::prompt;
-  return settings;
-}
-
-inline std::vector<std::int32_t> token_run(std::int64_t count, std::int64_t vocabulary,
-                                           std::uint32_t seed = 7) {
-  std::vector<std::int32_t> tokens;
-  for (std::int64_t i = 0; i < count; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    tokens.push_back(
-        static_cast<std::int32_t>((seed >> 8) % static_cast<std::uint32_t>(vocabulary)));
-  }
-  return tokens;
-}
 
 inline std::vector<float> logits_of(const Session& session) {
   return {session.logits().begin(), session.logits().end()};
@@ -51,7 +25,7 @@ struct Bench {
       : model(GoldenModel(name).load(precision)) {}
 
   std::vector<std::int32_t> tokens(std::int64_t count, std::uint32_t seed = 7) const {
-    return token_run(count, model->info().vocabulary, seed);
+    return some_tokens(count, model->info().vocabulary, seed);
   }
   Session session(const std::vector<Settings>& settings, std::int64_t chunk = 16) {
     return {model, context, {settings, chunk}};

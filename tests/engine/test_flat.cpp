@@ -15,6 +15,7 @@
 #include "support/allocation_count.h"
 #include "support/golden_model.h"
 #include "support/sanitized.h"
+#include "support/small_session.h"
 
 namespace lca::test {
 namespace {
@@ -23,22 +24,13 @@ namespace {
 constexpr std::int64_t kTokens = kSanitized ? 1000 : 10000;
 constexpr int kSessions = 200;
 
-Settings small_settings(MethodKind method) {
-  Settings settings;
-  settings.method = method;
+/// Groups of the usual size, so that pages of representatives fill as they do in a long life.
+Settings flat_settings(MethodKind method) {
+  Settings settings = small_settings(method);
   settings.group = 16;
   settings.window = 32;
   settings.sink = 4;
-  settings.summary_queries = 4;
   return settings;
-}
-
-std::vector<std::int32_t> some_tokens(std::int64_t count, std::int64_t vocabulary) {
-  std::vector<std::int32_t> tokens;
-  for (std::int64_t i = 0; i < count; ++i) {
-    tokens.push_back(static_cast<std::int32_t>((i * 7919 + i / 13) % vocabulary));
-  }
-  return tokens;
 }
 
 SessionOptions options_of(const Settings& settings) {
@@ -68,7 +60,7 @@ TEST_P(Flat, TenThousandTokensTakeWhatTheLawSaysAndNoMore) {
   const auto model = GoldenModel(GetParam()).load();
   for (const MethodKind method : {MethodKind::lca, MethodKind::window}) {
     Context context(threads());
-    Session session(model, context, options_of(small_settings(method)));
+    Session session(model, context, options_of(flat_settings(method)));
     session.prefill(some_tokens(64, model->info().vocabulary));
     decode_to(session, 200);
     const std::int64_t before = allocated_bytes();
@@ -95,7 +87,7 @@ TEST_P(Flat, TwoHundredSessionsLeaveNothingBehind) {
   for (int i = 0; i < kSessions; ++i) {
     if (i == 20) before = allocated_bytes();  // what is made once is there
     Session session(model, context,
-                    options_of(small_settings(i % 2 == 0 ? MethodKind::lca : MethodKind::dense)));
+                    options_of(flat_settings(i % 2 == 0 ? MethodKind::lca : MethodKind::dense)));
     session.prefill(std::span(tokens).first(40 + static_cast<std::size_t>(i % 5)));
     decode_to(session, 60);
   }
@@ -111,7 +103,7 @@ TEST_P(Flat, ModelsThatAreClosedLeaveNothingBehind) {
     if (i == 4) before = allocated_bytes();
     const auto model = GoldenModel(GetParam()).load();
     Context context(1);
-    Session session(model, context, options_of(small_settings(MethodKind::lca)));
+    Session session(model, context, options_of(flat_settings(MethodKind::lca)));
     session.prefill(some_tokens(40, model->info().vocabulary));
   }
   EXPECT_LE(allocated_bytes() - before, 4096);
@@ -121,7 +113,7 @@ TEST_P(Flat, ModelsThatAreClosedLeaveNothingBehind) {
 std::vector<std::int64_t> allocations_per_step(const char* name, Precision precision) {
   const auto model = GoldenModel(name).load(precision);
   Context context(threads());
-  Session session(model, context, options_of(small_settings(MethodKind::lca)));
+  Session session(model, context, options_of(flat_settings(MethodKind::lca)));
   session.prefill(some_tokens(64, model->info().vocabulary));
   decode_to(session, 300);
   std::vector<std::int64_t> counts;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/golden_model.h"
+#include "support/small_session.h"
 
 namespace lca::test {
 namespace {
@@ -20,26 +21,6 @@ using ::testing::HasSubstr;
 
 // float32 sums in another order; differences grow a little from layer to layer.
 constexpr double kTolerance = 2e-5;
-
-Settings small_lca() {
-  Settings settings;
-  settings.group = 4;
-  settings.window = 8;
-  settings.sink = 2;
-  settings.summary_queries = 4;
-  return settings;
-}
-
-std::vector<std::int32_t> some_tokens(std::int64_t count, std::int64_t vocabulary) {
-  std::vector<std::int32_t> tokens;
-  std::uint32_t state = 7;
-  for (std::int64_t i = 0; i < count; ++i) {
-    state = state * 1664525u + 1013904223u;
-    tokens.push_back(
-        static_cast<std::int32_t>((state >> 8) % static_cast<std::uint32_t>(vocabulary)));
-  }
-  return tokens;
-}
 
 std::string error_of(const std::function<void()>& body) {
   try {
@@ -55,12 +36,12 @@ class EveryArchitecture : public ::testing::TestWithParam<std::string> {};
 TEST_P(EveryArchitecture, AnswersTheSameHoweverThePromptIsCut) {
   const auto model = GoldenModel(GetParam()).load();
   const auto tokens = some_tokens(61, model->info().vocabulary);
-  Settings window = small_lca();
+  Settings window = small_settings();
   window.method = MethodKind::window;
-  Settings scored = small_lca();
+  Settings scored = small_settings();
   scored.mass = Mass::score;
   scored.semantic_pool = Pool::select;
-  for (const Settings& settings : {dense_settings(), small_lca(), scored, window}) {
+  for (const Settings& settings : {dense_settings(), small_settings(), scored, window}) {
     const auto whole = session_logits(model, tokens, {settings}, 0, 61);
     for (const std::int64_t chunk : {1, 3, 16, 60}) {
       EXPECT_LE(logits_error(whole, session_logits(model, tokens, {settings}, chunk, 61)),
@@ -77,7 +58,7 @@ TEST_P(EveryArchitecture, AnswersTheSameHoweverThePromptIsCut) {
 TEST_P(EveryArchitecture, PromptModeDoesNotDependOnTheChunks) {
   const auto model = GoldenModel(GetParam()).load();
   const auto tokens = some_tokens(61, model->info().vocabulary);
-  Settings settings = small_lca();
+  Settings settings = small_settings();
   settings.summary = Summary::prompt;
   const auto whole = session_logits(model, tokens, {settings}, 0, 57);
   for (const std::int64_t chunk : {1, 3, 16, 56}) {
@@ -89,7 +70,7 @@ TEST_P(EveryArchitecture, PromptModeDoesNotDependOnTheChunks) {
 TEST_P(EveryArchitecture, LayersMayDifferInTheirSettings) {
   const auto model = GoldenModel(GetParam()).load();
   const auto tokens = some_tokens(50, model->info().vocabulary);
-  std::vector<Settings> settings(static_cast<std::size_t>(model->info().layers), small_lca());
+  std::vector<Settings> settings(static_cast<std::size_t>(model->info().layers), small_settings());
   settings[0].summary = Summary::prompt;
   settings.back() = dense_settings();
   const auto whole = session_logits(model, tokens, settings, 0, 50);
@@ -116,7 +97,7 @@ TEST(Session, ReportsProgressUpToTheWholePrompt) {
   for (const Summary summary : {Summary::streaming, Summary::prompt}) {
     Context context(1);
     SessionOptions options;
-    options.settings = {small_lca()};
+    options.settings = {small_settings()};
     options.settings[0].summary = summary;
     options.chunk = 8;
     Session session(model, context, options);
@@ -136,10 +117,10 @@ TEST(Session, ReportsProgressUpToTheWholePrompt) {
 TEST(Session, CancelledStreamingPromptStaysAtTheLastWholeChunk) {
   const auto model = GoldenModel("deepseek_v2").load();
   const auto tokens = some_tokens(40, model->info().vocabulary);
-  const auto whole = session_logits(model, tokens, {small_lca()}, 0, 40);
+  const auto whole = session_logits(model, tokens, {small_settings()}, 0, 40);
   Context context(1);
   SessionOptions options;
-  options.settings = {small_lca()};
+  options.settings = {small_settings()};
   options.chunk = 8;
   Session session(model, context, options);
   const std::string error = error_of([&] {
@@ -155,7 +136,7 @@ TEST(Session, CancelledStreamingPromptStaysAtTheLastWholeChunk) {
 TEST(Session, CancelledPromptModeLeavesTheSessionAsItWas) {
   const auto model = GoldenModel("llama").load();
   const auto tokens = some_tokens(60, model->info().vocabulary);
-  Settings settings = small_lca();
+  Settings settings = small_settings();
   settings.summary = Summary::prompt;
   Context context(1);
   SessionOptions options;
@@ -192,7 +173,7 @@ TEST(Session, RefusesSettingsForAnotherNumberOfLayers) {
   const auto model = GoldenModel("llama").load();
   Context context(1);
   SessionOptions options;
-  options.settings.assign(7, small_lca());
+  options.settings.assign(7, small_settings());
   EXPECT_THAT(error_of([&] { Session(model, context, options); }), HasSubstr("7 layers"));
 }
 
@@ -200,12 +181,12 @@ TEST(Session, HoldsTheBytesOfTheLaw) {
   const auto model = GoldenModel("deepseek_v2").load();
   Context context(1);
   SessionOptions options;
-  options.settings = {small_lca()};
+  options.settings = {small_settings()};
   Session session(model, context, options);
   session.prefill(some_tokens(60, model->info().vocabulary));
   LayerSpec spec;
   spec.shape = model->info().attention;
-  spec.settings = small_lca();
+  spec.settings = small_settings();
   const auto layers = static_cast<std::size_t>(model->info().layers);
   EXPECT_EQ(session.cache_bytes(), layers * cache_bytes(spec, 60));
   spec.settings = dense_settings();
@@ -227,7 +208,7 @@ TEST_P(EveryArchitecture, DecodesABatchAsIfEachSessionWereAlone) {
     std::vector<Session*> batch;
     for (std::int64_t i = 0; i < 10; ++i) {
       SessionOptions options;
-      options.settings = {small_lca()};
+      options.settings = {small_settings()};
       if (i % 4 == 3) options.settings[0].method = MethodKind::dense;
       if (i % 4 == 2) options.settings[0].method = MethodKind::window;
       const auto prompt = some_tokens(1 + 5 * i, model->info().vocabulary);
@@ -275,7 +256,7 @@ TEST(ThreadsSession, GivesTheSameBitsWithAnyNumberOfThreads) {
     for (const int threads : {1, 2, 5}) {
       Context context(threads);
       SessionOptions options;
-      options.settings = {small_lca()};
+      options.settings = {small_settings()};
       Session session(model, context, options);
       session.prefill(std::span(tokens).first(45));
       for (std::size_t i = 45; i < 50; ++i) session.decode(tokens[i]);

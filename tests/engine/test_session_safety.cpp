@@ -20,21 +20,67 @@ TEST(SessionLock, TheSecondProgramIsTold) {
   {
     const SessionLock lock(path);
     expect_error([&] { SessionLock second(path); },
-                 {path + ": is in use by another program", std::to_string(::getpid())});
+                 {path + ": is in use by another program", std::to_string(::getpid())},
+                 ErrorKind::busy);
     std::filesystem::create_symlink(folder / "s", folder / "link");
     write_file(path, "x");
-    expect_error([&] { SessionLock second(folder / "link"); }, {"in use"});
+    expect_error([&] { SessionLock second(folder / "link"); }, {"in use"}, ErrorKind::busy);
     const SessionLock other(folder / "t");
   }
-  EXPECT_FALSE(std::filesystem::exists(path + ".lock"));
+  EXPECT_EQ(folder.count(), 2u) << "the session and the link";
   const SessionLock again(path);
+}
+
+TEST(SessionLock, IsReadableByItsOwnerAlone) {
+  const ScratchFolder folder;
+  const SessionLock lock(folder / "s");
+  EXPECT_EQ(std::filesystem::status(lock.path()).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
+// `--session Cargo` in a Rust project must not touch its Cargo.lock.
+TEST(SessionLock, LeavesOtherProgramsLocksAlone) {
+  const ScratchFolder folder;
+  write_file(folder / "Cargo.lock", "version = 4\n");
+  { const SessionLock lock(folder / "Cargo"); }
+  EXPECT_EQ(read_file(folder / "Cargo.lock"), "version = 4\n");
+}
+
+TEST(SessionLock, RefusesAFileOfItsNameThatIsNotALock) {
+  const ScratchFolder folder;
+  const std::string path = folder / "s";
+  const std::filesystem::path place = session_lock_path(path);
+  for (const std::string& text : {std::string("my notes\n"), std::string("4711\n"),
+                                  "lca session lock\n" + std::string(100, 'x')}) {
+    write_file(place, text);
+    expect_error([&] { SessionLock lock(path); }, {place.string(), "is in the way"});
+    EXPECT_EQ(read_file(place), text);
+  }
+  std::filesystem::remove(place);
+  write_file(folder / "elsewhere", "");
+  std::filesystem::create_symlink(folder / "elsewhere", place);
+  expect_error([&] { SessionLock lock(path); }, {"no session can be kept there"});
+  EXPECT_TRUE(std::filesystem::is_symlink(place));
+}
+
+TEST(SessionLock, DoesNotRemoveALockThatTookItsPlace) {
+  const ScratchFolder folder;
+  const std::string path = folder / "s";
+  auto first = std::make_unique<SessionLock>(path);
+  std::filesystem::remove(first->path());
+  const SessionLock second(path);
+  first.reset();
+  EXPECT_TRUE(std::filesystem::exists(second.path()));
 }
 
 TEST(SessionLock, WhatAKilledProgramLeftLocksNothing) {
   const ScratchFolder folder;
   const std::string path = folder / "s";
-  write_file(path + ".lock", "4711\n");
-  const SessionLock lock(path);
+  for (const char* left : {"lca session lock\nprocess 4711\n", ""}) {
+    write_file(session_lock_path(path), left);
+    { const SessionLock lock(path); }
+    EXPECT_EQ(folder.count(), 0u);
+  }
 }
 
 TEST(SessionLock, APlaceWhereNothingCanBeKeptIsFoundOutAtOnce) {

@@ -305,7 +305,7 @@ TEST(OpInput, ReadsFromDiskAndNamesThePath) {
 TEST(OpInput, ReadsEveryGoldenFile) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(
-           std::filesystem::path(LCA_SOURCE_DIR) / "tests/golden")) {
+           std::filesystem::path(LCA_SOURCE_DIR) / "tests/golden/op")) {
     const std::string name = entry.path().filename().string();
     if (entry.path().extension() != ".safetensors") continue;
     if (name.find(".expected.") != std::string::npos) {

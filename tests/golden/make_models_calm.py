@@ -42,7 +42,14 @@ CASES = {
 
 
 def make_all(only=""):
-    common.weight_for = calm_weight
+    ordinary, common.weight_for = common.weight_for, calm_weight
+    try:
+        make_cases(only)
+    finally:
+        common.weight_for = ordinary
+
+
+def make_cases(only):
     for name, config in CASES.items():
         if not name.startswith(only):
             continue

@@ -1,7 +1,7 @@
 """Golden logits of whole models under latent-condensed attention.
 
 transformers computes everything but attention, which is replaced by the plain implementation in
-make_golden.py: every query gathers its own keys, in float64.
+make_op.py: every query gathers its own keys, in float64.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-import make_golden
+import make_op
 from make_models_common import MODELS, logits_of, quiet, seeded
 from make_models_mla import ROUTER_MARGIN, router_margin
 
@@ -55,7 +55,7 @@ def mla_inputs(module, query):
 
 
 @contextlib.contextmanager
-def condensed(model, settings, prompt=None, attend=make_golden.attention):
+def condensed(model, settings, prompt=None, attend=make_op.attention):
     """Within the context, `model` attends under `settings`; yields the margins of `select`, one
     per layer of each run."""
     margins = []

@@ -2,14 +2,14 @@
 """Writes quants/packing.safetensors: float32 values and the blocks that the `gguf` package
 (pip install gguf safetensors) packs them into. `values` is F32; Q8_0 and Q4_0 are U8."""
 
-import pathlib
-
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from safetensors.numpy import save_file
 
-FILE = pathlib.Path(__file__).parent / "quants" / "packing.safetensors"
+import golden_files
+
+FILE = "quants/packing.safetensors"
 BLOCK = 32
 
 
@@ -51,15 +51,16 @@ def edges(rng, wanted):
             yield block
 
 
-def main():
+def make(root):
     rng = np.random.default_rng(20240915)
     values = np.stack([np.asarray(block, dtype=np.float32)
                        for block in (*blocks(rng), *edges(rng, 8))])
     tensors = {"values": values.reshape(-1)}
     for kind in (Type.Q8_0, Type.Q4_0):
         tensors[kind.name] = np.ascontiguousarray(quants.quantize(values, kind)).reshape(-1)
-    save_file(tensors, FILE)
+    (root / FILE).parent.mkdir(exist_ok=True)
+    save_file(tensors, root / FILE)
 
 
 if __name__ == "__main__":
-    main()
+    golden_files.main(__doc__, make, [FILE])

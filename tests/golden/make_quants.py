@@ -3,14 +3,14 @@
 that the `gguf` package (pip install gguf safetensors) unpacks from them. NAME.bytes is U8,
 NAME.values F32."""
 
-import pathlib
-
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from safetensors.numpy import save_file
 
-FILE = pathlib.Path(__file__).parent / "quants" / "quants.safetensors"
+import golden_files
+
+FILE = "quants/quants.safetensors"
 # Scales at the edges of binary16: zeros, subnormals, the least normal, ones, the largest.
 EDGES = np.array([0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF],
                  dtype=np.uint16)
@@ -38,7 +38,7 @@ def random_blocks(rng, kind, count):
     return blocks
 
 
-def main():
+def make(root):
     rng = np.random.default_rng(20240914)
     tensors = {}
 
@@ -65,9 +65,9 @@ def main():
     plain = rng.standard_normal(1000).astype(np.float32)
     add("F32", plain, plain)
 
-    FILE.parent.mkdir(exist_ok=True)
-    save_file(tensors, FILE)
+    (root / FILE).parent.mkdir(exist_ok=True)
+    save_file(tensors, root / FILE)
 
 
 if __name__ == "__main__":
-    main()
+    golden_files.main(__doc__, make, [FILE])

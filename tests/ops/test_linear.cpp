@@ -11,6 +11,7 @@
 #include "ops/linear.h"
 #include "ops/matmul.h"
 #include "ops/packed_dot.h"
+#include "support/worst.h"
 
 namespace lca::test {
 namespace {
@@ -47,12 +48,8 @@ std::vector<double> expected_of(const std::vector<float>& x, const std::vector<f
   return result;
 }
 
-double worst(const std::vector<double>& expected, const std::vector<float>& actual) {
-  double error = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    error = std::max(error, std::abs(expected[i] - static_cast<double>(actual[i])));
-  }
-  return error;
+std::vector<float> poisoned(std::size_t count) {
+  return std::vector<float>(count, std::numeric_limits<float>::quiet_NaN());
 }
 
 TEST(Linear, MatchesPlainLoopsForFewAndManyRows) {
@@ -64,12 +61,13 @@ TEST(Linear, MatchesPlainLoopsForFewAndManyRows) {
         const auto x = random_values(2, rows * in);
         const auto expected = expected_of(x, w, rows, out, in);
         const Linear layer{matrix_of(w, out), nullptr, {}};
-        std::vector<float> actual(expected.size(), std::numeric_limits<float>::quiet_NaN());
+        std::vector<float> actual = poisoned(expected.size());
         linear(context, layer, ProductType::f32, x.data(), rows, actual.data());
-        EXPECT_LE(worst(expected, actual), 1e-5 * std::sqrt(in) + 1e-6)
+        EXPECT_LE(worst_difference(expected, actual), 1e-5 * std::sqrt(in) + 1e-6)
             << in << " " << out << " " << rows;
+        actual = poisoned(expected.size());
         linear(context, layer, ProductType::bf16, x.data(), rows, actual.data());
-        EXPECT_LE(worst(expected, actual), 1.2e-2 * std::sqrt(in))
+        EXPECT_LE(worst_difference(expected, actual), 1.2e-2 * std::sqrt(in))
             << in << " " << out << " " << rows;
       }
     }
@@ -98,9 +96,9 @@ TEST(Linear, AddsItsBiasAndItsLoraChange) {
         }
       }
     }
-    std::vector<float> actual(expected.size());
+    std::vector<float> actual = poisoned(expected.size());
     linear(context, layer, ProductType::f32, x.data(), rows, actual.data());
-    EXPECT_LE(worst(expected, actual), 1e-4);
+    EXPECT_LE(worst_difference(expected, actual), 1e-4);
   }
 }
 
@@ -110,7 +108,7 @@ TEST(Linear, Bfloat16FactorsAreRoundedAndSumsAreNot) {
   // 1 + 2⁻¹⁰ rounds to 1; the sum of 300 ones is no bfloat16 but must come out exact.
   const std::vector<float> w(2 * 300, 1.0F + 0x1p-10F);
   const std::vector<float> x(20 * 300, 1.0F);
-  std::vector<float> out(20 * 2);
+  std::vector<float> out = poisoned(20 * 2);
   linear(context, {matrix_of(w, 2), nullptr, {}}, ProductType::bf16, x.data(), 20, out.data());
   for (const float value : out) EXPECT_EQ(value, 300.0F);
 }
@@ -146,11 +144,11 @@ TEST(Linear, FewRowsOnPackedBlocksStayCloseToUnpackedOnes) {
     for (const std::int64_t rows : {1, 2, 3, 4, 7, 12}) {
       const auto x = random_values(9, rows * in);
       const auto expected = expected_of(x, w, rows, out, in);
-      std::vector<float> actual(expected.size(), std::numeric_limits<float>::quiet_NaN());
+      std::vector<float> actual = poisoned(expected.size());
       linear(context, {matrix, nullptr, {}}, ProductType::bf16, x.data(), rows, actual.data());
       // Each activation is off by at most 2⁻¹⁵ of its block's largest; sums are float32.
-      EXPECT_LE(worst(expected, actual), 1e-4 * std::sqrt(norm * in)) << info.name;
-      EXPECT_GT(worst(expected, actual), 0) << info.name;
+      EXPECT_LE(worst_difference(expected, actual), 1e-4 * std::sqrt(norm * in)) << info.name;
+      EXPECT_GT(worst_difference(expected, actual), 0) << info.name;
     }
     ++checked;
   }
@@ -166,7 +164,7 @@ TEST(ThreadsLinear, BitsDoNotDependOnTheThreads) {
       std::vector<std::vector<float>> results;
       for (const int threads : {1, 2, 7}) {
         Context context(threads);
-        std::vector<float> y(static_cast<std::size_t>(rows * out));
+        std::vector<float> y = poisoned(static_cast<std::size_t>(rows * out));
         linear(context, {matrix_of(w, out), nullptr, {}}, type, x.data(), rows, y.data());
         results.push_back(y);
       }
@@ -181,7 +179,7 @@ TEST(Elementwise, RmsNormDividesByTheRootMeanSquare) {
   const std::int64_t width = 77, rows = 5, stride = 80;
   const auto x = random_values(1, rows * stride);
   const auto weight = random_values(2, width);
-  std::vector<float> out(static_cast<std::size_t>(rows * width));
+  std::vector<float> out = poisoned(static_cast<std::size_t>(rows * width));
   rms_norm(context, x.data(), stride, rows, width, weight.data(), 1e-2, out.data(), width);
   for (std::int64_t r = 0; r < rows; ++r) {
     double mean = 0;

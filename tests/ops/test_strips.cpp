@@ -11,6 +11,7 @@
 #include "core/workspace.h"
 #include "ops/linear.h"
 #include "ops/strips.h"
+#include "support/worst.h"
 
 namespace lca::test {
 namespace {
@@ -109,14 +110,7 @@ TEST(Strips, MultiplyAsRowsDo) {
         std::vector<float> actual(expected.size(), nan);
         linear(context, plain, ProductType::bf16, x.data(), rows, expected.data());
         linear(context, arranged, ProductType::bf16, x.data(), rows, actual.data());
-        double most = 0;
-        double error = 0;
-        for (std::size_t i = 0; i < expected.size(); ++i) {
-          most = std::max(most, std::abs(static_cast<double>(expected[i])));
-          error = std::max(error, std::abs(static_cast<double>(expected[i]) - actual[i]));
-          ASSERT_FALSE(std::isnan(actual[i]));
-        }
-        EXPECT_LE(error, rows > 12 ? 0 : 2e-6 * most)
+        EXPECT_LE(worst_difference(expected, actual), rows > 12 ? 0 : 2e-6 * largest(expected))
             << packed_type_info(type).name << " " << out << " " << rows;
       }
     }

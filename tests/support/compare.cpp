@@ -1,5 +1,7 @@
 #include "support/compare.h"
 
+#include "support/worst.h"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -56,15 +58,8 @@ struct Named {
 }  // namespace
 
 double error_of(std::span<const double> expected, std::span<const double> actual, double floor) {
-  if (expected.size() != actual.size()) return std::numeric_limits<double>::infinity();
-  double largest = floor;
-  double difference = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (!std::isfinite(actual[i])) return std::numeric_limits<double>::infinity();
-    largest = std::max(largest, std::abs(expected[i]));
-    difference = std::max(difference, std::abs(expected[i] - actual[i]));
-  }
-  return difference / largest;
+  const double error = worst_difference(expected, actual) / larger(floor, largest(expected));
+  return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
 double worst_error(const reference::Result& expected, const reference::Result& actual) {

@@ -11,6 +11,7 @@
 
 #include "formats/safetensors.h"
 #include "formats/settings_json.h"
+#include "support/worst.h"
 
 namespace lca::test {
 
@@ -150,15 +151,8 @@ std::vector<float> session_logits(const std::shared_ptr<const Model>& model,
 }
 
 double logits_error(std::span<const float> expected, std::span<const float> actual) {
-  if (expected.size() != actual.size()) return std::numeric_limits<double>::infinity();
-  double worst = 0;
-  double largest = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (!std::isfinite(actual[i])) return std::numeric_limits<double>::infinity();
-    worst = std::max(worst, std::abs(static_cast<double>(expected[i]) - actual[i]));
-    largest = std::max(largest, std::abs(static_cast<double>(expected[i])));
-  }
-  return worst / largest;
+  const double error = worst_difference(expected, actual) / largest(expected);
+  return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
 }  // namespace lca::test

@@ -7,7 +7,7 @@
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/pack.cpp"
-#include "attention/cpu/foreach_target.h"
+#include "ops/cpu/foreach_target.h"
 #include <hwy/highway.h>
 // clang-format on
 

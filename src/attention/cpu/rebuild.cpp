@@ -10,7 +10,7 @@
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/rebuild.cpp"
-#include "attention/cpu/foreach_target.h"
+#include "ops/cpu/foreach_target.h"
 #include "attention/cpu/panel-inl.h"
 // clang-format on
 

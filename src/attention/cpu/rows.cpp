@@ -5,7 +5,7 @@
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/rows.cpp"
-#include "attention/cpu/foreach_target.h"
+#include "ops/cpu/foreach_target.h"
 #include "attention/cpu/simd-inl.h"
 // clang-format on
 

@@ -7,22 +7,14 @@
 #define LCA_SIMD_INL_H_
 #endif
 
-#include <hwy/highway.h>
-
 #include <cstdint>
 #include <cstring>
+
+#include "ops/cpu/dot-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca::cpu {
 namespace HWY_NAMESPACE {
-
-namespace hn = hwy::HWY_NAMESPACE;
-
-// Never more than 16 lanes: panels of 32 hold two vectors of the widest kind.
-using DF = hn::CappedTag<float, 16>;
-using VF = hn::Vec<DF>;
-
-HWY_INLINE std::int64_t Lanes() { return static_cast<std::int64_t>(hn::Lanes(DF())); }
 
 /// 2^x for x ≤ 0 or so; −127 and below give exactly 0. Relative error below 2e-7. A NaN stays one.
 HWY_INLINE VF Exp2(VF x) {
@@ -43,42 +35,6 @@ HWY_INLINE VF Exp2(VF x) {
   p = hn::MulAdd(p, part, hn::Set(d, 1.0F));
   const auto power = hn::ShiftLeft<23>(hn::BitCast(du, shifted));
   return hn::BitCast(d, hn::Add(hn::BitCast(du, p), power));
-}
-
-/// One vector of float32 from float32 or bfloat16 memory.
-HWY_INLINE VF LoadAs(const float* from) { return hn::LoadU(DF(), from); }
-HWY_INLINE VF LoadAs(const std::uint16_t* from) {
-  const DF d;
-  const hn::RebindToUnsigned<DF> du;
-  const hn::Rebind<std::uint16_t, DF> dh;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(dh, from))));
-}
-
-/// The first `count` < Lanes() values, the rest zero; reads nothing beyond them.
-template <typename T>
-HWY_INLINE VF LoadTail(const T* from, std::int64_t count) {
-  T values[16] = {};
-  std::memcpy(values, from, static_cast<std::size_t>(count) * sizeof(T));
-  return LoadAs(values);
-}
-
-/// Σ a·b in float32.
-template <typename A, typename B>
-HWY_INLINE float Dot(const A* a, const B* b, std::int64_t count) {
-  const DF d;
-  const std::int64_t lanes = Lanes();
-  VF sum0 = hn::Zero(d);
-  VF sum1 = hn::Zero(d);
-  std::int64_t i = 0;
-  for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    sum0 = hn::MulAdd(LoadAs(a + i), LoadAs(b + i), sum0);
-    sum1 = hn::MulAdd(LoadAs(a + i + lanes), LoadAs(b + i + lanes), sum1);
-  }
-  for (; i + lanes <= count; i += lanes) {
-    sum0 = hn::MulAdd(LoadAs(a + i), LoadAs(b + i), sum0);
-  }
-  if (i < count) sum1 = hn::MulAdd(LoadTail(a + i, count - i), LoadTail(b + i, count - i), sum1);
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
 }
 
 /// y += factor·x in float32.

@@ -4,7 +4,7 @@
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/tile.cpp"
-#include "attention/cpu/foreach_target.h"
+#include "ops/cpu/foreach_target.h"
 #include "attention/cpu/panel-inl.h"
 // clang-format on
 

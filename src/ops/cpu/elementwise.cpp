@@ -4,7 +4,7 @@
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/elementwise.cpp"
-#include "ops/cpu/simd_targets.h"
+#include "ops/cpu/foreach_target.h"
 #include <hwy/highway.h>
 #include <hwy/contrib/math/math-inl.h>
 // clang-format on

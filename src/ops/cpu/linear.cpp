@@ -11,8 +11,8 @@
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/linear.cpp"
-#include "ops/cpu/simd_targets.h"
-#include <hwy/highway.h>
+#include "ops/cpu/foreach_target.h"
+#include "ops/cpu/dot-inl.h"
 // clang-format on
 
 #include <algorithm>
@@ -32,29 +32,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lca {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
 float RowDot(const float* a, const float* b, std::int64_t count) {
-  const hn::ScalableTag<float> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  auto sum0 = hn::Zero(d);
-  auto sum1 = hn::Zero(d);
-  auto sum2 = hn::Zero(d);
-  auto sum3 = hn::Zero(d);
-  std::int64_t i = 0;
-  for (; i + 4 * lanes <= count; i += 4 * lanes) {
-    sum0 = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum0);
-    sum1 = hn::MulAdd(hn::LoadU(d, a + i + lanes), hn::LoadU(d, b + i + lanes), sum1);
-    sum2 = hn::MulAdd(hn::LoadU(d, a + i + 2 * lanes), hn::LoadU(d, b + i + 2 * lanes), sum2);
-    sum3 = hn::MulAdd(hn::LoadU(d, a + i + 3 * lanes), hn::LoadU(d, b + i + 3 * lanes), sum3);
-  }
-  for (; i + lanes <= count; i += lanes) {
-    sum0 = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum0);
-  }
-  const auto sum = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
-  float total = hn::GetLane(hn::SumOfLanes(d, sum));
-  for (; i < count; ++i) total += a[i] * b[i];
-  return total;
+  return cpu::HWY_NAMESPACE::Dot<4>(a, b, count);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -8,7 +8,7 @@
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/pack.cpp"
-#include "ops/cpu/simd_targets.h"
+#include "ops/cpu/foreach_target.h"
 #include <hwy/highway.h>
 // clang-format on
 

@@ -1,9 +1,6 @@
 #pragma once
-/// Compiles the file that includes it, and names itself in HWY_TARGET_INCLUDE, once per instruction
-/// set, so that plain loops get the widest vectors of the processor at hand.
+/// The instruction sets that SIMD files are compiled for. Include before any header of Highway.
 
-// The order matters.
-// clang-format off
+// Not those whose vectors have no size known to the compiler: the register-blocked products need
+// arrays of vectors. Nor SSSE3: processors without SSE4 take SSE2.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV | HWY_SSSE3)
-#include <hwy/foreach_target.h>
-// clang-format on

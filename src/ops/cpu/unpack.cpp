@@ -9,7 +9,7 @@
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/unpack.cpp"
-#include "ops/cpu/simd_targets.h"
+#include "ops/cpu/foreach_target.h"
 #include <hwy/highway.h>
 // clang-format on
 

@@ -1,11 +1,7 @@
 #!/usr/bin/env python3
-"""Writes sampler.json beside itself: the probabilities that transformers' logits warpers leave.
-
-Needs torch and transformers 5.
-"""
+"""Writes sampler/sampler.json: the probabilities that transformers' logits warpers leave."""
 
 import json
-import pathlib
 import random
 
 import torch
@@ -17,6 +13,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+import golden_files
+
+FILE = "sampler/sampler.json"
 DEFAULTS = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 CASES = [
     {},
@@ -37,7 +36,8 @@ CASES = [
 ]
 
 
-def main():
+def make(root):
+    (root / "sampler").mkdir(exist_ok=True)
     random.seed(5)
     out = []
     for case in CASES:
@@ -56,10 +56,10 @@ def main():
             scores = MinPLogitsWarper(c["min_p"])(ids, scores)
         probs = torch.softmax(scores.double(), -1)[0].tolist()
         out.append({**c, "logits": logits, "history": history, "probabilities": [round(p, 9) for p in probs]})
-    (pathlib.Path(__file__).parent / "sampler.json").write_text(
+    (root / FILE).write_text(
         "[\n" + ",\n".join(json.dumps(c) for c in out) + "\n]\n"
     )
 
 
 if __name__ == "__main__":
-    main()
+    golden_files.main(__doc__, make, [FILE])

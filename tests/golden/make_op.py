@@ -7,12 +7,12 @@ and takes one softmax over them.  No chunking, no cache, no absorbed weights and
 streaming, because those are what the golden files are there to check.
 
 The second half lists the cases and writes, for each,
-    NAME.safetensors           an input file of `lca op attention`
-    NAME.expected.safetensors  what must come out, in float64
+    op/NAME.safetensors           an input file of `lca op attention`
+    op/NAME.expected.safetensors  what must come out, in float64
 
-    python make_golden.py            (re)write all files and the table in README.md
-    python make_golden.py --check    make everything again in memory and compare
-    python make_golden.py --list     print the table of cases
+    python make_op.py            (re)write all files and the table in op/README.md
+    python make_op.py --check    make everything again in memory and compare
+    python make_op.py --list     print the table of cases
 
 Everything is seeded from the case's name, so a second run gives the same bytes.
 """
@@ -30,7 +30,7 @@ from safetensors.torch import load, save
 
 torch.set_num_threads(1)
 
-HERE = pathlib.Path(__file__).resolve().parent
+HERE = pathlib.Path(__file__).resolve().parent / "op"
 
 # Defaults of preset `training`; `scale` and `prefill` depend on the tensors.
 DEFAULTS = {
@@ -547,7 +547,7 @@ def cases():
 # Writing and checking
 # --------------------------------------------------------------------------------------
 
-BEGIN, END = "<!-- cases: written by make_golden.py -->", "<!-- end of cases -->"
+BEGIN, END = "<!-- cases: written by make_op.py -->", "<!-- end of cases -->"
 
 
 def table(all_cases):

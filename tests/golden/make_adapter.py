@@ -1,8 +1,5 @@
 #!/usr/bin/env python3
-"""Writes two small adapters as PEFT saves them, and scales.json: the scale PEFT gives each module.
-
-Needs torch, transformers 5 and peft.
-"""
+"""Writes adapter/: two small adapters as PEFT saves them, and scales.json, the scale PEFT gives each module."""
 
 import json
 import pathlib
@@ -12,7 +9,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-HERE = pathlib.Path(__file__).parent
+import golden_files
+
 CASES = {
     "plain": dict(
         r=2,
@@ -25,7 +23,7 @@ CASES = {
 }
 
 
-def main():
+def make(root):
     torch.manual_seed(3)
     scales = {}
     for name, fields in CASES.items():
@@ -36,17 +34,21 @@ def main():
         model = get_peft_model(model, LoraConfig(bias="none", task_type="CAUSAL_LM", init_lora_weights=False, **fields))
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            target = HERE / name
-            target.mkdir(exist_ok=True)
-            for file in ("adapter_config.json", "adapter_model.safetensors"):
-                (target / file).write_bytes((pathlib.Path(folder) / file).read_bytes())
+            target = root / "adapter" / name
+            target.mkdir(parents=True, exist_ok=True)
+            # PEFT keeps the modules in a set, whose order changes from run to run.
+            config = json.loads((pathlib.Path(folder) / "adapter_config.json").read_text())
+            config["target_modules"] = fields["target_modules"]
+            (target / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+            weights = "adapter_model.safetensors"
+            (target / weights).write_bytes((pathlib.Path(folder) / weights).read_bytes())
         scales[name] = {
             module.removeprefix("base_model.model."): layer.scaling["default"]
             for module, layer in model.named_modules()
             if isinstance(getattr(layer, "scaling", None), dict)
         }
-    (HERE / "scales.json").write_text(json.dumps(scales, indent=1) + "\n")
+    (root / "adapter" / "scales.json").write_text(json.dumps(scales, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    golden_files.main(__doc__, make, ["adapter/**/*"])

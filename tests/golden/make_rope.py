@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Writes rope.json beside itself: what transformers makes of every kind of rotary positions.
+"""Writes rope/rope.json: what transformers makes of every kind of rotary positions.
 
 Each case holds the config.json of a small model, and for some lengths the frequencies and the
-multiplier of cosines and sines. Needs torch and transformers 5.
+multiplier of cosines and sines.
 """
 
 import json
-import pathlib
 
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+import golden_files
+
+FILE = "rope/rope.json"
 WIDTH = 16
 BASE = {
     "model_type": "llama",
@@ -43,7 +45,8 @@ CASES = {
 }
 
 
-def main():
+def make(root):
+    (root / "rope").mkdir(exist_ok=True)
     out = []
     for name, rope in CASES.items():
         config = LlamaConfig(**{k: v for k, v in BASE.items() if k != "model_type"}, rope_parameters=dict(rope))
@@ -58,8 +61,8 @@ def main():
             lengths = [lengths[0], lengths[-1]]
         out.append({"name": name, "config": {**BASE, "rope_parameters": rope}, "lengths": lengths})
     lines = ",\n".join(json.dumps(case) for case in out)
-    (pathlib.Path(__file__).parent / "rope.json").write_text("[\n" + lines + "\n]\n")
+    (root / FILE).write_text("[\n" + lines + "\n]\n")
 
 
 if __name__ == "__main__":
-    main()
+    golden_files.main(__doc__, make, [FILE])
