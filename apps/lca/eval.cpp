@@ -3,7 +3,7 @@
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
-#include "core/threads.h"
+#include "core/context_state.h"
 #include "interrupt.h"
 #include "model_flags.h"
 #include "reply.h"
@@ -79,7 +79,7 @@ std::vector<double> nll_measure(Session& session, Context& context,
   prefill_shown(session, ids, "reading",
                 [&](std::int64_t first, std::int64_t count, const float* logits) {
                   const std::int64_t rows = std::min(count, length - 1 - first);
-                  context.pool().run(rows, [&](std::int64_t row, int) {
+                  context.state().pool.run(rows, [&](std::int64_t row, int) {
                     const auto target = static_cast<std::size_t>(first + row + 1);
                     nll[target] = surprise(logits + row * vocabulary, vocabulary, ids[target]);
                   });

@@ -1,7 +1,7 @@
 #include "workload.h"
 
 #include "core/bf16.h"
-#include "core/threads.h"
+#include "core/context_state.h"
 
 #include <algorithm>
 #include <cmath>
@@ -56,7 +56,7 @@ void fill_normal(Context& context, const ConstTensor& tensor, std::uint64_t stre
   if (tensor.empty()) return;
   const std::int64_t row = tensor.shape[1] * tensor.shape[2];
   const std::int64_t tasks = (tensor.shape[0] + kRowsPerTask - 1) / kRowsPerTask;
-  context.pool().run(tasks, [&](std::int64_t task, int) {
+  context.state().pool.run(tasks, [&](std::int64_t task, int) {
     const std::int64_t end = std::min(tensor.shape[0], (task + 1) * kRowsPerTask) * row;
     for (std::int64_t i = task * kRowsPerTask * row; i < end; ++i) {
       store(tensor, i, size * noise_normal(stream, static_cast<std::uint64_t>(i)));
@@ -176,7 +176,7 @@ void project(Context& context, const ConstTensor& tensor, std::int64_t head,
   const std::vector<double> frequencies =
       rope ? rope_frequencies(projection.width) : std::vector<double>();
   const std::int64_t tasks = (tensor.shape[0] + kRowsPerTask - 1) / kRowsPerTask;
-  context.pool().run(tasks, [&](std::int64_t task, int) {
+  context.state().pool.run(tasks, [&](std::int64_t task, int) {
     std::vector<float> values(static_cast<std::size_t>(projection.width));
     const std::int64_t end = std::min(tensor.shape[0], (task + 1) * kRowsPerTask);
     for (std::int64_t t = task * kRowsPerTask; t < end; ++t) {

@@ -6,9 +6,6 @@
 
 namespace lca {
 
-class ThreadPool;
-class Workspace;
-
 /// What a context keeps for later calls, in bytes.
 struct ContextMemory {
   std::size_t activations = 0;  ///< between a model's operators
@@ -29,9 +26,6 @@ class Context {
   ContextMemory memory() const;
   /// Frees that memory; later calls allocate what they need.
   void trim();
-
-  ThreadPool& pool();
-  Workspace& workspace();
 
   struct State;
   State& state() { return *state_; }

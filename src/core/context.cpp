@@ -36,8 +36,6 @@ void Context::trim() {
   state_->workspace = {};
 }
 
-ThreadPool& Context::pool() { return state_->pool; }
-Workspace& Context::workspace() { return state_->workspace; }
 
 ContextUse::ContextUse(Context& context) : state_(context.state()) {
   const std::thread::id self = std::this_thread::get_id();

@@ -190,7 +190,7 @@ void MappedFile::fail_lost() const {
       printable(path_));
 }
 
-FileWriter::FileWriter(std::filesystem::path path, FileAccess access)
+FileWriter::FileWriter(std::filesystem::path path, FileMode mode)
     : path_(resolve_link(std::move(path))) {
   if (path_.empty()) fail_input("the output path is empty");
   // Checked now rather than after all the work: a rename would fail on a folder, and would replace
@@ -200,17 +200,17 @@ FileWriter::FileWriter(std::filesystem::path path, FileAccess access)
     if (!S_ISREG(info.st_mode)) {
       fail_input("{}: is {}, not a file", printable(path_), file_kind(info.st_mode));
     }
-    access = FileAccess::owner_only;  // until `commit` copies the old file's
+    mode = FileMode::owner_only;  // until `commit` copies the old file's
   } else if (const int code = errno; code != ENOENT) {
     fail_input("{}: {}", printable(path_), error_text(code));
   }
   if (!path_.has_filename()) fail_input("{}: names a folder, not a file", printable(path_));
 
   const std::filesystem::path folder = folder_of(path_);
-  const mode_t mode = access == FileAccess::owner_only ? 0600 : 0666;
+  const mode_t bits = mode == FileMode::owner_only ? 0600 : 0666;
   for (int attempt = 0; attempt < 16; ++attempt) {
     temporary_ = folder / temporary_name();
-    descriptor_ = open_retrying(temporary_, O_WRONLY | O_CREAT | O_EXCL, mode);
+    descriptor_ = open_retrying(temporary_, O_WRONLY | O_CREAT | O_EXCL, bits);
     if (descriptor_ != -EEXIST) break;
   }
   if (descriptor_ >= 0) return;

@@ -69,7 +69,7 @@ auto mapped_read(const MappedFile& file, const Work& work) {
 }
 
 /// The permissions of a file that did not exist before.
-enum class FileAccess {
+enum class FileMode {
   usual,       ///< what the umask allows
   owner_only,  ///< 0600: a conversation, say
 };
@@ -79,7 +79,7 @@ enum class FileAccess {
 /// group. Throws Error naming the path.
 class FileWriter {
  public:
-  explicit FileWriter(std::filesystem::path path, FileAccess access = FileAccess::usual);
+  explicit FileWriter(std::filesystem::path path, FileMode mode = FileMode::usual);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;

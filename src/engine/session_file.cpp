@@ -282,7 +282,7 @@ void session_write(const std::string& path, const SessionRecord& record) {
   for (const Cache& cache : record.caches)
     size += sizeof(std::uint64_t) + cache_stream_bytes(cache);
 
-  FileWriter file(path, FileAccess::owner_only);
+  FileWriter file(path, FileMode::owner_only);
   Hash hash;
   const auto write = [&](std::span<const std::byte> piece) {
     hash.add(piece);

@@ -109,7 +109,7 @@ void runs_append(Context& context, std::span<const Run> runs) {
                  shape.d_positional());
     if (run.queries.rope.shape[0] > rows) fail_input("a run has more queries than tokens");
   }
-  for (const Run& run : runs) run.cache->state().append(context.pool(), run.entries);
+  for (const Run& run : runs) run.cache->state().append(context.state().pool, run.entries);
 }
 
 void runs_attend(Context& context, const LayerWeights& weights, std::span<const Run> runs,

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/pages.h"
-#include "core/threads.h"
+#include "core/context_state.h"
 #include "ops/strips.h"
 
 namespace lca {
@@ -52,7 +52,7 @@ void weights_arrange(Context& context, DecoderWeights& weights, const Checkpoint
     const std::size_t bytes = strip_bytes(matrix->type, matrix->columns);
     constexpr std::int64_t kTask = 8;  // strips
     const std::int64_t strips = strip_count(matrix->rows);
-    context.pool().run((strips + kTask - 1) / kTask, [&](std::int64_t task, int) {
+    context.state().pool.run((strips + kTask - 1) / kTask, [&](std::int64_t task, int) {
       for (std::int64_t strip = task * kTask; strip < std::min(strips, (task + 1) * kTask);
            ++strip) {
         strip_arrange(*matrix, strip, to + static_cast<std::size_t>(strip) * bytes);

@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/pages.h"
 #include "core/text.h"
-#include "core/threads.h"
+#include "core/context_state.h"
 #include "models/weight_packing.h"
 #include "ops/elementwise.h"
 #include "ops/pack.h"
@@ -123,7 +123,7 @@ class Binder {
       std::size_t end = first;
       std::size_t bytes = 0;
       while (end < bound_.size() && bytes < kBatch) bytes += bound_[end++].second.bytes();
-      context_.pool().run(static_cast<std::int64_t>(end - first), [&](std::int64_t i, int) {
+      context_.state().pool.run(static_cast<std::int64_t>(end - first), [&](std::int64_t i, int) {
         const auto& [name, matrix] = bound_[first + static_cast<std::size_t>(i)];
         if (!packed_is_finite(matrix)) fail_not_finite(name);
       });

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/context_state.h"
 #include "core/workspace.h"
 #include "support/compare.h"
 #include "support/feed.h"
@@ -223,7 +224,7 @@ TEST(Differential, AnyPieceOfAPromptThatWasTakenWholeAgreesWithTheReference) {
              ++first) {
           const auto piece = feed.run(first, kPiece);
           std::fill_n(piece.out, kPiece * shape.heads * shape.d_value, 0.0F);
-          context.workspace().poison();
+          context.state().workspace.poison();
           method.attend(context, layer.weights(), {&piece, 1}, {&first, 1});
           const std::int64_t row = shape.heads * shape.d_value;
           const std::vector<double> wanted(expected.out.begin() + first * row,

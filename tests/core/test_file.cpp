@@ -244,8 +244,8 @@ mode_t temporary_mode(const ScratchFolder& folder) {
   return 0;
 }
 
-void write_once(const std::filesystem::path& path, FileAccess access = FileAccess::usual) {
-  FileWriter writer(path, access);
+void write_once(const std::filesystem::path& path, FileMode policy = FileMode::usual) {
+  FileWriter writer(path, policy);
   writer.write(bytes_of("new"));
   writer.commit();
 }
@@ -263,7 +263,7 @@ TEST(FileWriter, GivesANewFileWhatTheUmaskAllows) {
 TEST(FileWriter, KeepsAPrivateFilePrivateFromTheFirstByte) {
   const ScratchFolder folder;
   const Umask umask(0);
-  FileWriter writer(folder / "out", FileAccess::owner_only);
+  FileWriter writer(folder / "out", FileMode::owner_only);
   writer.write(bytes_of("secret"));
   EXPECT_EQ(temporary_mode(folder), 0600u);
   writer.commit();
@@ -273,13 +273,13 @@ TEST(FileWriter, KeepsAPrivateFilePrivateFromTheFirstByte) {
 TEST(FileWriter, KeepsTheModeOfAFileItReplaces) {
   const ScratchFolder folder;
   const Umask umask(022);
-  for (const FileAccess access : {FileAccess::usual, FileAccess::owner_only}) {
+  for (const FileMode policy : {FileMode::usual, FileMode::owner_only}) {
     for (const mode_t mode : {0600, 0640, 0666, 0444, 0755}) {
       const auto path = folder / "out";
       write_file(path, "old");
       ASSERT_EQ(::chmod(path.c_str(), mode), 0);
       {
-        FileWriter writer(path, access);
+        FileWriter writer(path, policy);
         EXPECT_EQ(temporary_mode(folder), 0600u);
         writer.write(bytes_of("new"));
         writer.commit();

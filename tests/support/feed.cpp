@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention/cache_state.h"
+#include "core/context_state.h"
 #include "core/workspace.h"
 
 namespace lca::test {
@@ -28,15 +29,15 @@ std::vector<float> read_values(const ConstTensor& tensor) {
 
 // The block has to exist before it can be poisoned, so it is given the size the plan foresees.
 void poison(Context& context, std::span<const Run> runs) {
-  std::size_t bytes = context.workspace().bytes();
+  std::size_t bytes = context.state().workspace.bytes();
   for (const Run& run : runs) {
     const std::int64_t count = run.entries.semantic.shape[0];
     bytes =
         std::max(bytes, attention_workspace_bytes(run.cache->spec(), run.cache->length() + count,
                                                   count, context.threads()));
   }
-  context.workspace().prepare(bytes);
-  context.workspace().poison();
+  context.state().workspace.prepare(bytes);
+  context.state().workspace.poison();
   for (const Run& run : runs) cache_poison_spare(*run.cache);
 }
 

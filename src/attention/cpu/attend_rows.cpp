@@ -12,7 +12,7 @@
 #include "attention/cpu/rows.h"
 #include "attention/cpu/vector.h"
 #include "core/bf16.h"
-#include "core/threads.h"
+#include "core/context_state.h"
 #include "core/workspace.h"
 
 namespace lca {
@@ -81,14 +81,14 @@ class Decode {
     // Counted first, then carved: a decoded token takes no memory but the workspace.
     Carver count;
     carve(count, first);
-    Carver carver(context.workspace().prepare(count.used()));
+    Carver carver(context.state().workspace.prepare(count.used()));
     carve(carver, first);
   }
 
   void run() {
     const std::int64_t heads = shape_.heads;
     const auto count = static_cast<std::int64_t>(queries_.size());
-    ThreadPool& pool = context_.pool();
+    ThreadPool& pool = context_.state().pool;
     // Waking the others costs more than GQA's part of the work before and after.
     const bool alone = shape_.form == Form::gqa && count * heads * shape_.d_value <= kAlone;
     const auto share = [&](const auto& body) {

@@ -10,7 +10,7 @@
 #include "attention/attend.h"
 #include "attention/cache_state.h"
 #include "attention/cpu/tile.h"
-#include "core/threads.h"
+#include "core/context_state.h"
 #include "core/workspace.h"
 
 namespace lca {
@@ -110,7 +110,7 @@ class Prefill {
         bf16_(uses_bf16(spec_, weights, runs)) {
     Carver count;
     carve(count);
-    Carver carver(context.workspace().prepare(count.used()));
+    Carver carver(context.state().workspace.prepare(count.used()));
     carve(carver);
     plan();
   }
@@ -170,7 +170,7 @@ class Prefill {
   }
 
   void pack_all(void (Prefill::*pack)(const ChunkTask&, int, std::int64_t), std::int64_t head) {
-    context_.pool().run(static_cast<std::int64_t>(chunks_.size()),
+    context_.state().pool.run(static_cast<std::int64_t>(chunks_.size()),
                         [&](std::int64_t task, int worker) {
                           (this->*pack)(chunks_[static_cast<std::size_t>(task)], worker, head);
                         });
@@ -246,7 +246,7 @@ class Prefill {
   /// MLA: one head's weights, their rows packed like keys.
   void pack_weights(std::int64_t head) {
     const std::int64_t key_panels = ceil_div(shape_.d_nope, kPanel);
-    context_.pool().run(key_panels + ceil_div(shape_.d_value, kPanel), [&](std::int64_t i, int) {
+    context_.state().pool.run(key_panels + ceil_div(shape_.d_value, kPanel), [&](std::int64_t i, int) {
       const bool keys = i < key_panels;
       const ConstTensor& w = keys ? weights_.w_uk : weights_.w_uv;
       const std::int64_t row = (keys ? i : i - key_panels) * kPanel;
@@ -274,7 +274,7 @@ class Prefill {
   /// Query heads head … head + count − 1, which share the packed keys.
   void attend_heads(std::int64_t head, std::int64_t count) {
     const std::int64_t tasks = static_cast<std::int64_t>(tiles_.size()) * count;
-    context_.pool().run(tasks, [&](std::int64_t task, int worker) {
+    context_.state().pool.run(tasks, [&](std::int64_t task, int worker) {
       Tile tile = make_tile(task, head, count);
       const std::int64_t later = task + context_.threads();
       if (later < tasks) fetch_ahead(make_tile(later, head, count), tile);

@@ -18,7 +18,7 @@
 
 #include "attention/cache_state.h"
 #include "attention/cpu/vector.h"
-#include "core/threads.h"
+#include "core/context_state.h"
 #include "core/workspace.h"
 #include "ops/matmul.h"
 
@@ -281,10 +281,10 @@ void condense(Context& context, const LayerWeights& weights, std::span<const Run
         std::max(scratch_bytes, condense_workspace_bytes(state.spec, context.threads()));
   }
   if (tasks.empty()) return;
-  std::byte* block = context.workspace().prepare(scratch_bytes);
+  std::byte* block = context.state().workspace.prepare(scratch_bytes);
   const std::size_t share = scratch_bytes / static_cast<std::size_t>(context.threads());
   const std::span<const Task> shared(tasks);  // a worker would see a list of its own
-  context.pool().run(std::ssize(shared), [&](std::int64_t task, int worker) {
+  context.state().pool.run(std::ssize(shared), [&](std::int64_t task, int worker) {
     const Task& t = shared[static_cast<std::size_t>(task)];
     const Run& run = runs[t.run];
     Carver carver(block + share * static_cast<std::size_t>(worker));

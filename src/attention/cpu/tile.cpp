@@ -13,6 +13,8 @@
 #include <limits>
 #include <numbers>
 
+#include "ops/cpu/kernel_choice.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace lca::cpu {
 namespace HWY_NAMESPACE {
@@ -307,7 +309,7 @@ const Bf16Kernels* bf16_kernels() {
   static const bool has =
       kAvx512Bf16.scores != nullptr && __builtin_cpu_supports("avx512bf16") != 0 &&
       __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0;
-  return has ? &kAvx512Bf16 : nullptr;
+  return has && !cpu_kernels_are_portable() ? &kAvx512Bf16 : nullptr;
 #else
   return nullptr;
 #endif

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "attention/settings_kind.h"
-#include "core/threads.h"
+#include "core/context_state.h"
 #include "models/cpu/experts.h"
 #include "ops/elementwise.h"
 
@@ -90,7 +90,7 @@ void CpuStages::rotate(float* x, std::int64_t rows, std::int64_t heads, std::int
     some(0, rows);
     return;
   }
-  context_.pool().run((rows + kTask - 1) / kTask, [&](std::int64_t task, int) {
+  context_.state().pool.run((rows + kTask - 1) / kTask, [&](std::int64_t task, int) {
     some(task * kTask, std::min(kTask, rows - task * kTask));
   });
 }

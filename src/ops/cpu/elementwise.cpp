@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/threads.h"
+#include "core/context_state.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca {
@@ -129,7 +129,7 @@ void for_pieces(Context& context, std::int64_t count, std::int64_t piece, const 
     body(0, count);
     return;
   }
-  context.pool().run(pieces, [&](std::int64_t task, int) {
+  context.state().pool.run(pieces, [&](std::int64_t task, int) {
     body(task * piece, std::min(piece, count - task * piece));
   });
 }

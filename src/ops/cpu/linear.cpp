@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/threads.h"
+#include "core/context_state.h"
 #include "core/workspace.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
@@ -170,7 +170,7 @@ void for_weight_rows(Context& context, std::span<const Product> group, const Ste
   };
   std::int64_t tasks = 0;
   for (const Product& product : group) tasks += tasks_of(product);
-  context.pool().run(tasks, [&](std::int64_t task, int worker) {
+  context.state().pool.run(tasks, [&](std::int64_t task, int worker) {
     const Product* product = group.data();
     for (; task >= tasks_of(*product); ++product) task -= tasks_of(*product);
     const std::int64_t first = task * step(*product);
@@ -277,7 +277,7 @@ void multiply(Context& context, std::span<const Product> group, ProductType type
               std::span<const std::int64_t> runs, bool add = false) {
   Carver count;
   const Scratch counted(count, group, type, runs, context.threads());
-  Carver carver(context.workspace().prepare(count.used()));
+  Carver carver(context.state().workspace.prepare(count.used()));
   const Scratch scratch(carver, group, type, runs, context.threads());
   if (!scratch.rows.few.empty()) few_rows(context, group, type, scratch, x, add);
   if (!scratch.rows.many.empty()) many_rows(context, group, type, scratch, x, add);

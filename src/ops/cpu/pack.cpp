@@ -20,7 +20,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/threads.h"
+#include "core/context_state.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca {
@@ -146,7 +146,7 @@ PackResult pack_matrix(Context& context, const PackedMatrix& source, PackedType 
   std::vector<std::vector<float>> wide(static_cast<std::size_t>(context.threads()));
   std::atomic<bool> not_finite = false;
   std::atomic<bool> too_large = false;
-  context.pool().run(tasks, [&](std::int64_t task, int worker) {
+  context.state().pool.run(tasks, [&](std::int64_t task, int worker) {
     std::vector<float>& row = wide[static_cast<std::size_t>(worker)];
     row.resize(static_cast<std::size_t>(columns));
     const std::int64_t first = task * task_rows;

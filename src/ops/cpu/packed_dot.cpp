@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "core/workspace.h"
+#include "ops/cpu/kernel_choice.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca {
@@ -104,7 +105,8 @@ struct Pieces {
 }  // namespace
 
 bool packed_dot_supported(PackedType type) {
-  return packed_type_info(type).block_values > 1 && processor_has_vnni();
+  return packed_type_info(type).block_values > 1 && processor_has_vnni() &&
+         !cpu_kernels_are_portable();
 }
 
 std::size_t quantised_bytes(std::int64_t rows, std::int64_t columns) {
