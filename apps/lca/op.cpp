@@ -1,7 +1,6 @@
 /// `lca op attention`: one attention layer on tensors from a file.
 
 #include "arguments.h"
-#include "attention/cuda/layer.h"
 #include "attention/layout.h"
 #include "attention/reference/reference.h"
 #include "command.h"
@@ -10,6 +9,7 @@
 #include "cuda_flags.h"
 #include "formats/op_file.h"
 #include "interrupt.h"
+#include "layer_runner.h"
 #include "terminal.h"
 
 #include <fmt/format.h>
@@ -121,129 +121,15 @@ void run_reference(const OpInput& input, OpOutput& output, Progress& progress) {
   }
 }
 
-/// The fast path: one cache a sequence, all sequences in one call.
-class CpuRun {
+/// Feeds the layer: documents in one call, or the prompt's chunks and then token by token.
+class LayerFeed {
  public:
-  CpuRun(const OpInput& input, OpOutput& output, Progress& progress, int threads)
+  LayerFeed(const OpInput& input, OpOutput& output, Progress& progress, LayerRunner& runner)
       : input_(input),
         output_(output),
         progress_(progress),
-        context_(threads),
-        method_(method_for(input.spec.settings.method)),
-        sequences_(sequences(input)) {
-    for (std::size_t i = 0; i < sequences_.size(); ++i) caches_.emplace_back(input.spec);
-  }
-
-  void run() {
-    if (!input_.documents.empty()) {
-      forward_documents();
-    } else {
-      const std::int64_t prompt = prefill();
-      for (std::int64_t t = prompt; t < input_.length; ++t) forward({t, t + 1}, "decode");
-    }
-    for (std::size_t i = 0; i < caches_.size(); ++i) copy_representatives(i);
-  }
-
- private:
-  Run run_of(std::size_t i, Range part) {
-    const Sequence& sequence = sequences_[i];
-    const Place place(output_, sequence, part.begin);
-    return {&caches_[i], queries_of(input_, sequence, part), entries_of(input_, sequence, part),
-            place.out, place.lse};
-  }
-
-  std::vector<Run> runs_of(Range part) {
-    std::vector<Run> runs;
-    for (std::size_t i = 0; i < sequences_.size(); ++i) runs.push_back(run_of(i, part));
-    return runs;
-  }
-
-  void forward(Range part, const char* label) {
-    interrupt_check();
-    progress_.step(label, static_cast<double>(part.size() * input_.batch));
-    method_.forward(context_, input_.weights(), runs_of(part));
-  }
-
-  void forward_documents() {
-    std::vector<Run> runs;
-    for (std::size_t i = 0; i < sequences_.size(); ++i) {
-      runs.push_back(run_of(i, {0, sequences_[i].tokens.size()}));
-    }
-    progress_.step("documents", static_cast<double>(input_.length));
-    method_.forward(context_, input_.weights(), runs);
-  }
-
-  /// Feeds the prompt's chunks and returns its length.
-  std::int64_t prefill() {
-    const Settings& settings = input_.spec.settings;
-    const bool whole = settings.method == MethodKind::lca && settings.summary == Summary::prompt;
-    std::int64_t position = 0;
-    for (std::size_t i = 0; i < input_.prefill.size(); ++i) {
-      const Range part{position, position + input_.prefill[i]};
-      position = part.end;
-      if (!whole) {
-        forward(part, "prefill");
-        continue;
-      }
-      interrupt_check();
-      const bool last = i + 1 == input_.prefill.size();
-      method_.take(context_, input_.weights(), runs_of(part), last);
-    }
-    if (!whole) return position;
-    // Only now are the queries known that score the groups, so only now can any query attend.
-    progress_.step("prefill", static_cast<double>(position * input_.batch));
-    const std::vector<std::int64_t> first(caches_.size(), 0);
-    method_.attend(context_, input_.weights(), runs_of({0, position}), first);
-    for (Cache& cache : caches_) method_.release(cache);
-    return position;
-  }
-
-  void copy_representatives(std::size_t i) {
-    const Cache& cache = caches_[i];
-    const Place place(output_, sequences_[i]);
-    const Entries rows = cache.representatives();
-    widen(rows.semantic, cache.groups(), place.semantic);
-    widen(rows.positional, cache.groups(), place.positional);
-    const std::int64_t kv_heads = input_.spec.shape.kv_heads;
-    for (std::int64_t j = 0; j < cache.groups(); ++j) {
-      for (std::int64_t kv = 0; kv < kv_heads; ++kv) {
-        place.bias[j * kv_heads + kv] = cache.bias(j, kv);
-      }
-    }
-  }
-
-  static void widen(const ConstTensor& from, std::int64_t rows, float* to) {
-    for (std::int64_t i = 0; i < rows; ++i) {
-      for (std::int64_t j = 0; j < from.shape[1]; ++j) {
-        const void* row = from.row(i, j);
-        for (std::int64_t k = 0; k < from.shape[2]; ++k) {
-          *to++ = from.dtype == DType::f32 ? static_cast<const float*>(row)[k]
-                                           : bf16_to_f32(static_cast<const bf16_bits*>(row)[k]);
-        }
-      }
-    }
-  }
-
-  const OpInput& input_;
-  OpOutput& output_;
-  Progress& progress_;
-  Context context_;
-  const Method& method_;
-  std::vector<Sequence> sequences_;
-  std::vector<Cache> caches_;
-};
-
-/// The same on the GPU: one layer with a device cache for each sequence.
-class CudaRun {
- public:
-  CudaRun(const OpInput& input, OpOutput& output, Progress& progress,
-          const cuda::LayerOptions& options)
-      : input_(input),
-        output_(output),
-        progress_(progress),
-        sequences_(sequences(input)),
-        layer_(input.spec, input.weights(), static_cast<int>(sequences_.size()), longest(),
-               options) {}
+        runner_(runner),
+        sequences_(sequences(input)) {}
 
   void run() {
     if (!input_.documents.empty()) {
@@ -252,29 +138,17 @@ class CudaRun {
       for (std::size_t i = 0; i < sequences_.size(); ++i) {
         runs.push_back(run_of(i, {0, sequences_[i].tokens.size()}));
       }
-      layer_.prefill(runs);
+      runner_.prefill(runs);
     } else {
       for (std::int64_t t = prefill(); t < input_.length; ++t) {
         step({t, t + 1}, "decode");
-        layer_.decode(runs_of({t, t + 1}));
+        runner_.decode(runs_of({t, t + 1}));
       }
     }
-    for (std::size_t i = 0; i < sequences_.size(); ++i) {
-      const cuda::HostGroups groups = layer_.groups(static_cast<int>(i));
-      const Place place(output_, sequences_[i]);
-      std::ranges::copy(groups.semantic, place.semantic);
-      std::ranges::copy(groups.positional, place.positional);
-      std::ranges::copy(groups.bias, place.bias);
-    }
+    for (std::size_t i = 0; i < sequences_.size(); ++i) copy_representatives(i);
   }
 
  private:
-  std::int64_t longest() const {
-    std::int64_t most = 1;
-    for (const Sequence& sequence : sequences_) most = std::max(most, sequence.tokens.size());
-    return most;
-  }
-
   cuda::HostRun run_of(std::size_t i, Range part) {
     const Sequence& sequence = sequences_[i];
     const Place place(output_, sequence, part.begin);
@@ -303,20 +177,58 @@ class CudaRun {
     }
     std::int64_t position = 0;
     for (const std::int64_t chunk : chunks) {
+      if (chunk == 0) continue;
       const Range part{position, position + chunk};
       step(part, "prefill");
-      layer_.prefill(runs_of(part));
+      runner_.prefill(runs_of(part));
       position = part.end;
     }
     return position;
   }
 
+  void copy_representatives(std::size_t i) {
+    const Cache cache = runner_.cache(static_cast<int>(i));
+    const Place place(output_, sequences_[i]);
+    const Entries rows = cache.representatives();
+    widen(rows.semantic, cache.groups(), place.semantic);
+    widen(rows.positional, cache.groups(), place.positional);
+    const std::int64_t kv_heads = input_.spec.shape.kv_heads;
+    for (std::int64_t j = 0; j < cache.groups(); ++j) {
+      for (std::int64_t kv = 0; kv < kv_heads; ++kv) {
+        place.bias[j * kv_heads + kv] = cache.bias(j, kv);
+      }
+    }
+  }
+
+  static void widen(const ConstTensor& from, std::int64_t rows, float* to) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < from.shape[1]; ++j) {
+        const void* row = from.row(i, j);
+        for (std::int64_t k = 0; k < from.shape[2]; ++k) {
+          *to++ = from.dtype == DType::f32 ? static_cast<const float*>(row)[k]
+                                           : bf16_to_f32(static_cast<const bf16_bits*>(row)[k]);
+        }
+      }
+    }
+  }
+
   const OpInput& input_;
   OpOutput& output_;
   Progress& progress_;
+  LayerRunner& runner_;
   std::vector<Sequence> sequences_;
-  cuda::Layer layer_;
 };
+
+std::unique_ptr<LayerRunner> runner_for(Backend backend, const OpInput& input, int threads,
+                                        const cuda::LayerOptions& options) {
+  std::int64_t longest = 1;
+  const std::vector<Sequence> all = sequences(input);
+  for (const Sequence& sequence : all) longest = std::max(longest, sequence.tokens.size());
+  const auto count = static_cast<int>(all.size());
+  return backend == Backend::cuda
+             ? layer_runner_cuda(input.spec, input.weights(), count, longest, options)
+             : layer_runner_cpu(input.spec, input.weights(), count, threads);
+}
 
 std::vector<SettingOverride> overrides_of(const Flags& flags) {
   std::vector<SettingOverride> overrides = flags.knobs.overrides();
@@ -337,7 +249,7 @@ void run(const Flags& flags) {
   const int threads = flags.common.threads();
   const std::vector<SettingOverride> overrides = overrides_of(flags);
   if (backend == Backend::cuda && !cuda::unavailable().empty()) {
-    fail_input("{}", cuda::unavailable());
+    fail_incompatible("{}", cuda::unavailable());
   }
   const OpInput input = OpInput::read(flags.in, overrides);
   writable_check(flags.out);
@@ -347,10 +259,8 @@ void run(const Flags& flags) {
     Progress progress(static_cast<double>(input.batch * input.length));
     if (backend == Backend::reference) {
       run_reference(input, output, progress);
-    } else if (backend == Backend::cuda) {
-      CudaRun(input, output, progress, cuda_options).run();
     } else {
-      CpuRun(input, output, progress, threads).run();
+      LayerFeed(input, output, progress, *runner_for(backend, input, threads, cuda_options)).run();
     }
   }
   const InterruptShield shield;

@@ -156,7 +156,7 @@ TEST(CudaQueryMeans, MeansOfQueriesAreMeansOfTheRangesTheLayoutNames) {
         const TestQueries queries(random, shape, first.begin, last.end - first.begin, slack);
         const TestMeans means(shape, reduce, c.count);
         cuda::query_means(shape, reduce, c.layout, c.prompt, queries.view, c.first_group, c.count,
-                          means.view, nullptr);
+                          means.view, gpu_queue());
         means.expect(queries, [&](std::int64_t k) -> Range {
           const Range range = c.layout.summary_range(c.first_group + k, c.prompt);
           return {range.begin - first.begin, range.end - first.begin};
@@ -192,7 +192,7 @@ TEST(CudaQueryMeans, RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes) {
         const TestMeans means(shape, HeadReduce::mean, kCount);
         cuda::rope_query_means(shape, layout_of(group, 8, 0, group), queries.view,
                                device_cosine.data(), device_sine.data(), interleaved, means.view,
-                               nullptr);
+                               gpu_queue());
 
         const std::vector<bf16> before = queries.values;
         queries.values = queries.device.download();
@@ -261,8 +261,9 @@ TEST(CudaQueryMeans, AbsorbedMeansMatchASumOverHeads) {
         const DeviceArray<float> device_rope(rope);
         const DeviceArray<bf16> device_w(w);
         const DeviceArray<float> summary(nan_float((count + 1) * kept * width));
+        TestProducts products;
         cuda::summary_absorb(shape, reduce, {device_nope.data(), device_rope.data()}, count,
-                             device_w.data(), summary.data(), nullptr);
+                             device_w.data(), summary.data(), products.space(), gpu_queue());
 
         std::vector<double> want;
         for (std::int64_t k = 0; k < count; ++k) {
