@@ -81,7 +81,8 @@ shared=(
 )
 sanitize memcheck "${shared[@]}" CudaPrefill.ReadsViewsIntoLargerTensors \
   CudaQueryMeans.AbsorbedMeansMatchASumOverHeads \
-  CudaLayer.GoesOnWithAPromptAfterDecoding
+  CudaLayer.GoesOnWithAPromptAfterDecoding CudaExchange.WhatDoesNotFitIsRefused \
+  CudaCalls.ReplaysEqualStepsOneByOneBitForBit CudaStore.SlotsAndPagesComeBack
 sanitize racecheck "${shared[@]}"
 
 [ "$failed" -eq 0 ] && echo "gpu_check: nothing wrong" || echo "gpu_check: FAILED"
