@@ -16,9 +16,9 @@ namespace {
 /// Steps that sessions may go on while they are measured.
 constexpr int kMostSteps = 256;
 
-/// Enough sets of sessions that no exact token is still in the L2 cache when its turn comes again:
-/// a cache that evicts what was read once keeps those longest, and no model of many layers is so
-/// lucky.
+/// Enough sets of sessions that no exact token is still in the L2 cache when it is read again:
+/// a cache that evicts what was read once keeps those longest, and in a model of many layers they
+/// are evicted.
 int sets_of_sessions(const BenchSetup& setup, std::int64_t length, int batch) {
   const Layout layout(setup.spec.settings);
   return sets_for(device_of(setup), 2.0 * batch *

@@ -1,6 +1,6 @@
 #pragma once
 /// Decode steps on the GPU against double-precision loops: caches built by hand, several steps that
-/// cross group exits, everything that nobody wrote filled with NaN.
+/// cross group exits, everything that was not written filled with NaN.
 
 #include <gtest/gtest.h>
 

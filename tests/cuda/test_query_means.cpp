@@ -12,7 +12,7 @@ namespace lca::test {
 namespace {
 
 /// Queries of one document as a model lays them: [rows][H][d_n + d_r], both parts in one row, with
-/// `slack` values between heads that nobody may read.
+/// `slack` values between heads that may not be read.
 struct TestQueries {
   TestQueries(Random& random, const AttentionShape& shape_in, std::int64_t first,
               std::int64_t rows_in, std::int64_t slack)
@@ -51,7 +51,7 @@ struct TestQueries {
   cuda::QueryRows view;
 };
 
-/// Means on the GPU, with room for one more group that must stay untouched.
+/// Means on the GPU, with one more group that must stay untouched.
 struct TestMeans {
   TestMeans(const AttentionShape& shape_in, HeadReduce reduce_in, std::int64_t count_in)
       : shape(shape_in),
@@ -167,7 +167,7 @@ TEST(CudaQueryMeans, MeansOfQueriesAreMeansOfTheRangesTheLayoutNames) {
   }
 }
 
-TEST(CudaQueryMeans, RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes) {
+TEST(CudaQueryMeans, RopeRotatesQueriesInPlaceAndMeansAreOfRotatedOnes) {
   LCA_NEEDS_GPU();
   std::uint64_t seed = 500;
   for (const AttentionShape& shape : mean_shapes()) {
@@ -207,9 +207,9 @@ TEST(CudaQueryMeans, RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes) {
               double& y = want[at(base + (interleaved ? 2 * i + 1 : half + i))];
               const double c = double_of(cosine[at(t * half + i)]);
               const double s = double_of(sine[at(t * half + i)]);
-              const double turned = x * c - y * s;
+              const double rotated = x * c - y * s;
               y = y * c + x * s;
-              x = turned;
+              x = rotated;
             }
           }
         }
@@ -220,7 +220,7 @@ TEST(CudaQueryMeans, RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes) {
           want[i] = 0;
           queries.values[i] = bf16_of(0);
         }
-        ASSERT_TRUE(values_near(queries.values, want, 4.1e-3)) << "turned queries";
+        ASSERT_TRUE(values_near(queries.values, want, 4.1e-3)) << "rotated queries";
         means.expect(queries, [&](std::int64_t k) -> Range {
           return {k * group, (k + 1) * group};
         });

@@ -164,7 +164,7 @@ TEST(CudaQuerySummary, SummariesAreAbsorbedMeansOfTheRangesTheLayoutNames) {
       const DeviceArray<bf16> device_w(w);
       if (!cuda::query_summary_fits(gpu(), shape, HeadReduce::mean, &c.layout, queries.view,
                                     c.first_group, device_w.data())) {
-        // Only for want of shared memory.
+        // Only for lack of shared memory.
         ASSERT_LT(gpu().shared_bytes, shape.d_latent == 512 ? 224u * 1024 : 160u * 1024);
         continue;
       }

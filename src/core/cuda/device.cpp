@@ -13,7 +13,7 @@ void check(cudaError_t status, const char* doing) {
   if (status == cudaErrorMemoryAllocation) {
     fail_memory("{}: the GPU's memory is full; use a shorter context or a smaller batch", doing);
   }
-  fail_internal("{}: CUDA says: {}", doing, cudaGetErrorString(status));
+  fail_internal("{}: CUDA reports: {}", doing, cudaGetErrorString(status));
 }
 
 namespace {

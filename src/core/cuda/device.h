@@ -15,7 +15,7 @@
 
 namespace lca::cuda {
 
-/// Throws Error where a CUDA call went wrong; `doing` says what was tried ("copying the queries").
+/// Throws Error where a CUDA call went wrong; `doing` names what was tried ("copying the queries").
 void check(cudaError_t status, const char* doing);
 
 /// Which kernels run: the best the GPU has, or those that run on every GPU since sm_80.

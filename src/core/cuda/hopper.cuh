@@ -102,7 +102,7 @@ __device__ __forceinline__ void accumulators_fence(float (&d)[N]) {
 /// blocks then leave the output alone, and probabilities stay below 2^8.
 inline constexpr float kLazyRescale = 8.0f;
 
-/// Shared memory that threads wrote is read by wgmma or TMA next: each writer says so before the
+/// Shared memory that threads wrote is read by wgmma or TMA next: each writer calls this before the
 /// barrier.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,5 +1,5 @@
 #pragma once
-/// Tensor maps: how Hopper's copy engine (TMA) is told of a tensor in memory.
+/// Tensor maps: descriptions of tensors in memory for Hopper's copy engine (TMA).
 
 #include <cuda.h>
 
@@ -13,7 +13,7 @@ namespace lca::cuda {
 /// before the first and after the last read as zero.
 CUtensorMap tensor_map(const HeadRows& rows, std::int64_t heads, std::int64_t count, int box_rows);
 
-/// Whether address and strides are aligned as the copy engine wants.
+/// Whether address and strides are aligned as the copy engine requires.
 bool tensor_map_fits(const HeadRows& rows);
 
 }  // namespace lca::cuda

@@ -1,5 +1,5 @@
 #pragma once
-/// Between host tensors and the GPU's memory, for callers that bring everything from the host.
+/// Between host tensors and the GPU's memory, for callers whose tensors are on the host.
 
 #include <lca/tensor.h>
 

@@ -19,7 +19,7 @@ constexpr std::size_t kPlansMost = 4096;
 
 void blas_check(cublasStatus_t status, const char* doing) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  fail_internal("{}: cuBLASLt says: {}", doing, cublasLtGetStatusString(status));
+  fail_internal("{}: cuBLASLt reports: {}", doing, cublasLtGetStatusString(status));
 }
 
 template <auto kDestroy>
@@ -108,7 +108,7 @@ Plan plan_make(cublasLtHandle_t handle, const Product& p) {
       cublasLtMatmulAlgoGetHeuristic(handle, operation, plan.b.get(), plan.a.get(), plan.c.get(),
                                      plan.c.get(), preference, 1, &found, &count);
   if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
-    fail_internal("no algorithm for a product of {} x {} x {} (batch {}): cuBLASLt says: {}",
+    fail_internal("no algorithm for a product of {} x {} x {} (batch {}): cuBLASLt reports: {}",
                   p.rows, p.columns, p.inner, p.batch, cublasLtGetStatusString(status));
   }
   plan.algorithm = found.algo;

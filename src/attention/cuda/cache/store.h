@@ -37,7 +37,7 @@ struct StoreBytes {
 struct LayerCache {
   GroupPool pool;
   ExactPool exact;
-  SessionView* sessions = nullptr;      ///< [slots]; length −1: the slot is nobody's
+  SessionView* sessions = nullptr;      ///< [slots]; length −1: the slot is free
   const std::int32_t* pages = nullptr;  ///< [slots][pages_each]
   float* summary = nullptr;             ///< [slots][summary_rows][KV·summary_width]
   bf16* recent_nope = nullptr;          ///< MLA [slots][recent][H][d_n]: query t at row t % recent
@@ -86,8 +86,8 @@ class CacheStore {
   void close(int slot);
   bool is_open(int slot) const;
 
-  /// Tokens of a sequence, as the host counts them. Calls on the GPU count for themselves: whoever
-  /// enqueues a chunk or replays steps says so here once all layers have them.
+  /// Tokens of a sequence, as the host counts them. The GPU counts for itself: the caller that
+  /// enqueues a chunk or replays steps reports them here once all layers have them.
   std::int64_t length(int slot) const;
   void advance(int slot, std::int64_t tokens);
   /// All layers of a slot hold `length` tokens, which were written from outside.

@@ -10,7 +10,7 @@
 // them each) hold a whole group in registers. 16 rows are 18 loads of 16 bytes a lane, all issued
 // before the first is used: 18 KB a group, and 16 warps of 128 registers have 147 KB in flight on
 // an SM. Scores, softmax, pooling and the representative's own score need no second read; 0.8 KB of
-// shared memory a block turn scores and weights around. Everything that no instance here covers
+// shared memory a block transpose scores and weights. Everything that no instance here covers
 // goes to condense_plain.cu.
 #include <lca/error.h>
 

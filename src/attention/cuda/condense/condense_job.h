@@ -10,7 +10,7 @@
 
 namespace lca::cuda {
 
-/// What both kernels are told.
+/// The arguments of both kernels.
 struct CondenseJob {
   const bf16* semantic;
   const bf16* positional;

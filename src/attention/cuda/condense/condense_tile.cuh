@@ -56,7 +56,7 @@ struct Tile {
     }
   }
 
-  // The columns of a summary that a lane's vectors meet.
+  // The columns of a summary that belong to a lane's vectors.
   struct Query {
     float value[kAcross][8];
     __device__ void load(const float* summary, int lane) {

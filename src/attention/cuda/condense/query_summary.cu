@@ -150,7 +150,7 @@ __device__ __forceinline__ void unit_finish(unsigned char* shared, float (&sum)[
     const int index = unit == 1 ? thread + P::kThreads : thread;
     const int group = index / P::kNopeVectors;
     const int vector = index % P::kNopeVectors;
-    // Vectors of a row change places by the row's last bits: eight rows then meet all banks.
+    // Vectors of a row change places by the row's last bits: eight rows then use all banks.
     unsigned char* to =
         shared + parity * 2 * P::kMeanPart + group * P::kMeanRow + ((vector ^ (group & 7)) << 4);
     float rounded[8];
@@ -171,7 +171,7 @@ __device__ __forceinline__ void unit_finish(unsigned char* shared, float (&sum)[
 
 // Copies a step's 16 rows of W_uk, the warp's 32 columns of them, into a stage. `from` is the
 // lane's first vector: row lane / 4, columns 8·(lane % 4) of the 32. Vectors of a row change places
-// by bits 1 and 2 of the row, so that eight rows of 64 bytes meet all banks.
+// by bits 1 and 2 of the row, so that eight rows of 64 bytes use all banks.
 template <typename P>
 __device__ __forceinline__ void weights_copy(std::uint32_t stage, const bf16* from, int lane) {
   const std::uint32_t to = stage + (lane / 4) * 64 + (((lane % 4) ^ (lane / 8 % 4)) << 4);

@@ -138,9 +138,9 @@ DecodePlan decode_plan(const Device& gpu, const AttentionShape& shape, const Set
   // Where sessions may outgrow this by far, there are blocks that have nothing to do for now.
   const std::int64_t at_last = units_at(longest);
   if (at_last > most + most / 4) {
-    const int room = clusters ? 2 * gpu.multiprocessors / (batch * kernel.jobs) : kMostPartials;
+    const int spare = clusters ? 2 * gpu.multiprocessors / (batch * kernel.jobs) : kMostPartials;
     const std::int64_t wanted = (at_last * unit + plan.chunk - 1) / plan.chunk;
-    const auto blocks = static_cast<int>(std::min<std::int64_t>(wanted, room));
+    const auto blocks = static_cast<int>(std::min<std::int64_t>(wanted, spare));
     plan.blocks = std::max(plan.blocks, (blocks + plan.cluster - 1) / plan.cluster * plan.cluster);
   }
 
@@ -168,7 +168,7 @@ void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels
   }
   Args args;
   args.step = step;
-  // A bias is stored for mass `score` alone; elsewhere nobody reads the pointer.
+  // A bias is stored for mass `score` alone; elsewhere the pointer is not read.
   const bool condenses = step.settings.method == MethodKind::lca;
   if (!condenses || step.settings.mass != Mass::score) args.step.pool.bias = nullptr;
   if (condenses && step.settings.mass == Mass::score && step.pool.bias == nullptr) {

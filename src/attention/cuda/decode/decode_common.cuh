@@ -14,7 +14,7 @@
 
 namespace lca::cuda::decoding {
 
-/// The workspace begins with this much room for counters, so that plans of different batches find
+/// The workspace begins with this many bytes of counters, so that plans of different batches find
 /// the same counters in the same place.
 inline constexpr std::size_t kCounterBytes = std::size_t{1} << 20;
 inline constexpr int kMostClusterBlocks = 8;
@@ -97,7 +97,7 @@ __device__ inline void length_advance(const Args& args, int session, int n) {
   const int all = args.blocks * args.jobs;
   if (arrival_count(args.session_counts + session) != all - 1) return;
   args.session_counts[session] = 0;
-  if (n > 0) args.step.sessions[session].length = n;  // length −1: nobody's slot, and stays so
+  if (n > 0) args.step.sessions[session].length = n;  // length −1: a free slot, which stays free
 }
 
 // --- partial softmaxes -------------------------------------------------------------------------

@@ -28,7 +28,7 @@ namespace lca::cuda::decoding {
 
 template <typename R, bool kQuant>
 __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
-  using Room = Memory<R, kQuant>;
+  using Space = Memory<R, kQuant>;
   extern __shared__ __align__(128) unsigned char shared[];
   const Parts<R, kQuant> parts(shared, args.stages);
 
@@ -49,17 +49,17 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   // Queries need nothing but the launch: first of all. They pass through memory that no tile has
   // yet.
   unsigned char* const query_space =
-      kQuant ? parts.work : parts.stages + (args.stages - 1) * Room::kStageBytes;
+      kQuant ? parts.work : parts.stages + (args.stages - 1) * Space::kStageBytes;
   queries_load<R>(args, session, heads, tid, query_space);
 
   const SessionView& view = args.step.sessions[session];  // read again where it is needed
   const Place at_read =
       place_of(args, view, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
-  if constexpr (Room::kPlaceKept) {
+  if constexpr (Space::kPlaceKept) {
     if (tid == 0) *parts.kept = at_read;
     __syncthreads();
   }
-  const Place& at = Room::kPlaceKept ? *parts.kept : at_read;
+  const Place& at = Space::kPlaceKept ? *parts.kept : at_read;
   if (static_cast<int>(blockIdx.z) * args.cluster >= active_blocks(args, at)) {
     // No block of this cluster has anything to do.
     copy_wait<0>();
@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   const auto tile_issue = [&](int index) {
     if (index < tiles.count) {
       const int stage = index % args.stages;
-      loader.load(index, shared_address(parts.stages + stage * Room::kStageBytes),
-                  shared_address(parts.metas + stage * Room::kMetaFloats));
+      loader.load(index, shared_address(parts.stages + stage * Space::kStageBytes),
+                  shared_address(parts.metas + stage * Space::kMetaFloats));
       loader.pages_fetch(index + 1);
     }
     copy_commit();
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
 
   for (int index = 0; index < tiles.count; ++index) {
     const EntryTile tile = tiles(at, index);
-    unsigned char* const stage = parts.stages + index % args.stages * Room::kStageBytes;
-    float* const meta = parts.metas + index % args.stages * Room::kMetaFloats;
+    unsigned char* const stage = parts.stages + index % args.stages * Space::kStageBytes;
+    float* const meta = parts.metas + index % args.stages * Space::kMetaFloats;
     copy_wait_for(args.stages - 2);
     if (index == made_tile) {
       if (!kQuant) made.put(stage, made_row);
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     const unsigned char* rows = stage;
     float* scores = parts.scores_apart;
     if constexpr (kQuant) {
-      if (!Room::kScoresApart) scores = reinterpret_cast<float*>(tile.groups ? stage : parts.work);
+      if (!Space::kScoresApart) scores = reinterpret_cast<float*>(tile.groups ? stage : parts.work);
       if (tile.groups) {
         const int skip = index == made_tile ? made_row : -1;
         tile_dequantise<R>(args.step.pool.type, stage, meta + kTile, tile, skip, parts.work);
@@ -150,15 +150,15 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   copy_wait<0>();
   __syncthreads();
   auto* const results = reinterpret_cast<float*>(shared);
-  int* const flag = reinterpret_cast<int*>(results + R::kRows * Room::kResultStride);
-  results_write<R>(result, warp, lane, Room::kResultStride, results);
+  int* const flag = reinterpret_cast<int*>(results + R::kRows * Space::kResultStride);
+  results_write<R>(result, warp, lane, Space::kResultStride, results);
   if (args.cluster > 1) {
     cluster_arrive();
     cluster_wait();
   } else {
     __syncthreads();
   }
-  results_reduce<R>(args, at, session, heads, results, Room::kResultStride, parts.stats, flag);
+  results_reduce<R>(args, at, session, heads, results, Space::kResultStride, parts.stats, flag);
 }
 
 /// The launch of one instance; `attributes` must live as long as it.

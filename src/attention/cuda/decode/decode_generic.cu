@@ -72,14 +72,14 @@ __global__ void __launch_bounds__(kThreads, 1) generic_kernel(const __grid_const
     for (int e = 0; e < count; ++e) best = fmaxf(best, shared.logits[e]);
     const float keep = exp2f(top - best);
     top = best;
-    if (tid < count) shared.chances[tid] = exp2f(shared.logits[tid] - best);
+    if (tid < count) shared.probabilities[tid] = exp2f(shared.logits[tid] - best);
     __syncthreads();
     sum *= keep;
-    for (int e = 0; e < count; ++e) sum += shared.chances[e];
+    for (int e = 0; e < count; ++e) sum += shared.probabilities[e];
     for (int d = tid; d < w.semantic; d += kThreads) {
       float value = shared.result[d] * keep;
       for (int e = 0; e < count; ++e) {
-        value += shared.chances[e] * job.semantic_of(first + e, shared.rows[e], d);
+        value += shared.probabilities[e] * job.semantic_of(first + e, shared.rows[e], d);
       }
       shared.result[d] = value;
     }

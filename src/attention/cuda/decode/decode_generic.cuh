@@ -32,16 +32,16 @@ struct Widths {
 };
 
 struct Shared {
-  std::int64_t* rows;  ///< [kTile]: where each entry of the tile lies
-  float* query;        ///< [score]
-  float* mean;         ///< [score]
-  float* made;         ///< [semantic + positional]: this step's representative as readers see it
-  float* result;       ///< [semantic]
-  float* scores;       ///< [group]
-  float* weights;      ///< [group]
-  float* logits;       ///< [kTile]
-  float* chances;      ///< [kTile]
-  float* sums;         ///< [kWarps]
+  std::int64_t* rows;    ///< [kTile]: where each entry of the tile lies
+  float* query;          ///< [score]
+  float* mean;           ///< [score]
+  float* made;           ///< [semantic + positional]: this step's representative as readers see it
+  float* result;         ///< [semantic]
+  float* scores;         ///< [group]
+  float* weights;        ///< [group]
+  float* logits;         ///< [kTile]
+  float* probabilities;  ///< [kTile]
+  float* sums;           ///< [kWarps]
 
   __device__ Shared(float* base, const Widths& w) {
     rows = reinterpret_cast<std::int64_t*>(base);
@@ -52,8 +52,8 @@ struct Shared {
     scores = result + w.semantic;
     weights = scores + w.group;
     logits = weights + w.group;
-    chances = logits + kTile;
-    sums = chances + kTile;
+    probabilities = logits + kTile;
+    sums = probabilities + kTile;
   }
 };
 
@@ -127,7 +127,7 @@ struct Job {
     return d < w.semantic ? semantic_of_ring(row, d) : positional_of_ring(row, d - w.semantic);
   }
 
-  // --- an entry of the list: kinds are told apart by its number ---
+  // --- an entry of the list: its number gives its kind ---
   /// Its row in pool, ring or new tokens.
   __device__ std::int64_t entry_row(int entry) const {
     if (entry < at.groups) return at.leaves && entry == at.groups - 1 ? 0 : pool_row(entry);

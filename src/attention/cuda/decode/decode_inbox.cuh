@@ -2,15 +2,15 @@
 /// From the results of a job's blocks to its output on Hopper, where what counts is the number of
 /// trips between the last product and the last store:
 ///   1. each block of a cluster owns an equal part of the output's columns; the others send it
-///      theirs as messages into its inbox (st.async), which count themselves in. Nobody waits for
-///      a barrier, nobody fetches.
+///      theirs as messages into its inbox (st.async), which signal its barrier. No block waits
+///      for another to finish, none fetches.
 ///   2. the owner adds them up. With one cluster a job that is the output; else
-///   3. it leaves a partial result in memory and counts itself in, and the last of the blocks with
+///   3. it leaves a partial result in memory and signals a counter, and the last of the blocks with
 ///      the same columns adds those up, all loads at once.
 ///
 /// An inbox holds, for every sender, columns × 16 heads of floats, heads together. Two columns are
 /// 128 bytes, whose 16-byte chunks are permuted by column, so that readers of neighbouring columns
-/// never meet in a bank.
+/// never share a bank.
 
 #include "attention/cuda/decode/decode_reduce.cuh"
 
@@ -27,7 +27,7 @@ struct Inbox {
   int last;
 };
 
-/// __syncthreads for warps whose lanes come one by one: the instruction wants them together.
+/// __syncthreads for warps whose lanes may have diverged: the instruction needs them together.
 __device__ inline void block_sync() {
   __syncwarp();
   __syncthreads();
@@ -81,7 +81,7 @@ __device__ inline void messages_wait(const void* barrier, int cluster) {
 
 /// What `count` softmaxes weigh in their sum, for all heads: load(k, head) gives maximum and sum of
 /// the k-th (and may be asked twice), store(k, head, w) takes its weight. Threads 0 … 255 do it, 16
-/// a head. Gives thread 16·head the sum's maximum and sum.
+/// a head. Thread 16·head returns the sum's maximum and sum.
 template <typename Load, typename Store>
 __device__ float2 weights_make(int count, const Load& load, const Store& store) {
   const int head = static_cast<int>(threadIdx.x) / 16;
@@ -145,15 +145,15 @@ __device__ void column_store(const Args& args, int session, const Heads& heads, 
 }
 
 /// The last step: partials of all clusters, kItems × kBatch loads of a thread under way at a time.
-/// `room` is shared memory for 16 floats a cluster.
+/// `scratch` is shared memory for 16 floats a cluster.
 template <typename R, int kItems, int kBatch>
 __device__ void partials_add(const Args& args, int session, const Heads& heads, int partials,
                              const float* mine, std::int64_t step, int width, int first_column,
-                             float* factors, float* room) {
+                             float* factors, float* scratch) {
   const int tid = static_cast<int>(threadIdx.x);
   const int quads = width * (kInboxHeads / 4);
   const int shift = __ffs(width) - 1;
-  const auto* const weights = reinterpret_cast<const float4*>(room);
+  const auto* const weights = reinterpret_cast<const float4*>(scratch);
 #pragma unroll 1
   for (int begin = 0; begin < quads; begin += kItems * R::kThreads) {
     float4 sum[kItems] = {};
@@ -179,7 +179,7 @@ __device__ void partials_add(const Args& args, int session, const Heads& heads, 
               return __ldcg(reinterpret_cast<const float2*>(mine + n * step + width * kInboxHeads) +
                             head);
             },
-            [&](int n, int head, float weight) { room[n * kInboxHeads + head] = weight; });
+            [&](int n, int head, float weight) { scratch[n * kInboxHeads + head] = weight; });
         heads_end(args, session, heads, first_column == 0, stat, factors);
         block_sync();
       }
@@ -203,11 +203,11 @@ __device__ void partials_add(const Args& args, int session, const Heads& heads, 
   }
 }
 
-/// All threads of the block, after messages_wait. `active` blocks of the job have results; `room`
-/// is free shared memory.
+/// All threads of the block, after messages_wait. `active` blocks of the job have results;
+/// `scratch` is free shared memory.
 template <typename R>
 __device__ void inbox_reduce(const Args& args, int active, int session, const Heads& heads,
-                             Inbox<R::kValue>& inbox, float* room) {
+                             Inbox<R::kValue>& inbox, float* scratch) {
   const int tid = static_cast<int>(threadIdx.x);
   const int cluster = args.cluster;
   const int rank = static_cast<int>(blockIdx.x);
@@ -265,10 +265,10 @@ __device__ void inbox_reduce(const Args& args, int active, int session, const He
   if (inbox.last == 0) return;
   if (width * (kInboxHeads / 4) <= R::kThreads) {
     partials_add<R, 1, 12>(args, session, heads, partials, mine, step, width, rank * width,
-                           inbox.factors, room);
+                           inbox.factors, scratch);
   } else {
     partials_add<R, 3, 4>(args, session, heads, partials, mine, step, width, rank * width,
-                          inbox.factors, room);
+                          inbox.factors, scratch);
   }
 }
 

@@ -20,7 +20,7 @@ struct Place {
   int window_begin;
   int ring;
   int entries;
-  bool leaves;      ///< representative groups − 1 comes to be in this step
+  bool leaves;      ///< representative groups − 1 is condensed in this step
   int first, last;  ///< this block's part of the list
 
   /// After `length` tokens, with a ring of `rows` rows. The ring is looked at last: the length is
@@ -43,7 +43,7 @@ struct Place {
     return position_row(p);
   }
   LCA_HOST_DEVICE int position_row(int p) const { return p < sink ? p : sink + (p - sink) % ring; }
-  /// The row of the ring `count` rows after `row`, at most a whole turn.
+  /// The row of the ring `count` rows after `row`, at most one lap.
   LCA_HOST_DEVICE int row_after(int row, int count) const {
     return row + count < sink + ring ? row + count : row + count - ring;
   }
@@ -66,7 +66,7 @@ struct Rows {
 
 /// What one session reads in this step, in tiles: pages of representatives, exact tokens (the sink,
 /// the window up to the ring's end, the rest of it), and at last, by itself, the representative
-/// that comes to be in this step: it takes longest to be there. Blocks share the tiles evenly, each
+/// condensed in this step: it is ready last. Blocks share the tiles evenly, each
 /// with `fewest_tiles` or more.
 struct Schedule {
   int stored;    ///< representatives that are in pages

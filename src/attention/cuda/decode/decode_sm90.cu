@@ -2,16 +2,17 @@
 ///
 /// Shapes     MLA 512 + 64, up to 16 heads a job, bf16 representatives. A tile is 64 entries; pages
 ///            of representatives are tiles.
-/// Moving     one thread asks TMA for tiles (nine boxes of 64 rows × 128 bytes); the other warps of
+/// Moving     one thread loads tiles by TMA (nine boxes of 64 rows × 128 bytes); the other warps of
 ///            its group condense the group that leaves the window, if one does. Two consumer warp
-///            groups have a stage of 72 KiB each and take tiles in turn, so that one's softmax
+///            groups have a stage of 72 KiB each and alternate tiles, so that one's softmax
 ///            hides under the other's loads and products. Entries are the long dimension of every
 ///            product (M = 64), heads the short one (N = 16): nothing is padded.
 ///              scores   Sᵀ [64 entries × 16]  = K [64 × 576] · Qᵀ, 36 wgmma
 ///              outputs  Oᵀ [512 × 16]        += Vᵀ [512 × 64] · P, 32 wgmma, V the latents of K
-/// At the end the warp groups give each other half of the heads, and every block sends its columns
+/// At the end the warp groups exchange half of the heads, and every block sends its columns
 /// to the block of the cluster that owns them (decode_inbox.cuh).
-/// Memory     stages 144 KiB, queries 18 KiB, probabilities 4 KiB, inbox 34 KiB, room of condensing
+/// Memory     stages 144 KiB, queries 18 KiB, probabilities 4 KiB, inbox 34 KiB, scratch of
+/// condensing
 ///            23 KiB.
 /// Bounds     V2-Lite at 128K, 32 sessions: 339 MB, 79 µs at 4.27 TB/s; shared memory reads a tile
 ///            twice, 1,150 cycles of the 3,900 that its load takes.
@@ -116,8 +117,8 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   const auto exact_row =
       static_cast<int>((view.semantic - args.step.exact.semantic) / R::kSemantic);
   const int loads_end = min(tiles.loads, tiles.last);
-  // The next tile into its stage, which nobody reads any more.
-  const auto tile_bring = [&](int i) {
+  // Loads the next tile into its stage, which has been read.
+  const auto tile_load = [&](int i) {
     const int stage = i - tiles.first & 1;
     if (i < tiles.pages) {
       rows_load(&maps.group_semantic, &maps.group_positional, shared.full[stage],
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   if (tid == 0) {
     shared.inbox_full.arrive_and_expect_tx(senders * message_bytes(R::kValue / args.cluster));
 #pragma unroll 1
-    for (int i = tiles.first; i < min(tiles.first + 2, loads_end); ++i) tile_bring(i);
+    for (int i = tiles.first; i < min(tiles.first + 2, loads_end); ++i) tile_load(i);
   } else if (tid >= 32) {
     const int chunk = tid & 127;
     if (role > 0 && tiles.owns_newest_token() && chunk < R::kChunks) {
@@ -163,21 +164,21 @@ __global__ void __launch_bounds__(R::kThreads, 1)
 
   Consumer consumer(args, view, at, shared, max(role - 1, 0));
   if (role > 0) {
-    for (int i = tiles.first + role - 1, turn = 0; i < tiles.last; i += 2, ++turn) {
-      consumer.tile(tiles(i), turn, newest);
+    for (int i = tiles.first + role - 1, count = 0; i < tiles.last; i += 2, ++count) {
+      consumer.tile(tiles(i), count, newest);
     }
     consumer.stats_write();
   } else if (tid == 0) {
 #pragma unroll 1
     for (int i = tiles.first + 2; i < loads_end; ++i) {
       shared.empty[i - tiles.first & 1].wait((i - tiles.first) / 2 - 1 & 1);
-      tile_bring(i);
+      tile_load(i);
     }
   } else if (tid >= 32) {
     if (tiles.owns_newest_group()) {
-      const auto made = group_condense<R, false, Helpers>(args, view, at, session, 0, job == 0,
-                                                          shared.condense_scratch,
-                                                          Helpers{Meeting(shared.helpers_met)});
+      const auto made = group_condense<R, false, Helpers>(
+          args, view, at, session, 0, job == 0, shared.condense_scratch,
+          Helpers{WarpsBarrier(shared.helpers_met)});
 #pragma unroll
       for (int k = 0; k < made.kPairs; ++k) {
         shared.fresh[Helpers::thread() + k * Helpers::kThreads] = made.pairs[k];
@@ -220,7 +221,7 @@ void launch_stream(Args args, const Queue& queue) {
       cluster_config(step_grid(args), R::kThreads, kBytes, args.cluster, queue, attributes);
   const GroupPool& pool = args.step.pool;
   const ExactPool& exact = args.step.exact;
-  // How many pages there are nobody needs to know: only whole ones are read.
+  // The number of pages does not matter: only whole ones are read.
   constexpr std::int64_t kAnyRows = std::int64_t{1} << 31;
   const Maps maps{rows_map(pool.semantic, R::kSemantic, kAnyRows),
                   rows_map(pool.positional, R::kPositional, kAnyRows),

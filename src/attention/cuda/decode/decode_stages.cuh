@@ -23,7 +23,7 @@ struct WarpShare {
 /// A block's shared memory, in the order in which Memory counts it.
 template <typename R, bool kQuant>
 struct Parts {
-  using Room = Memory<R, kQuant>;
+  using Space = Memory<R, kQuant>;
   unsigned char* work;
   unsigned char* stages;
   float* metas;
@@ -35,12 +35,12 @@ struct Parts {
 
   __device__ __forceinline__ Parts(unsigned char* shared, int stage_count) {
     work = shared;
-    stages = shared + Room::kWorkBytes;
-    metas = reinterpret_cast<float*>(stages + stage_count * Room::kStageBytes);
-    scores_apart = metas + stage_count * Room::kMetaFloats;
+    stages = shared + Space::kWorkBytes;
+    metas = reinterpret_cast<float*>(stages + stage_count * Space::kStageBytes);
+    scores_apart = metas + stage_count * Space::kMetaFloats;
     weights = reinterpret_cast<unsigned char*>(scores_apart) +
-              (Room::kScoresApart ? Room::kScoreBytes : 0);
-    rescale = reinterpret_cast<float*>(weights + Room::kWeightBytes);
+              (Space::kScoresApart ? Space::kScoreBytes : 0);
+    rescale = reinterpret_cast<float*>(weights + Space::kWeightBytes);
     stats = reinterpret_cast<float2*>(rescale + R::kRows);
     kept = reinterpret_cast<Place*>(stats + R::kRows);
   }

@@ -19,33 +19,33 @@ constexpr int kQueryPanelBytes = kHeads * 128;
 constexpr int kTileBytes = kPanels * kPanelBytes;
 constexpr int kOutputTiles = R::kValue / 64;
 
-/// A barrier of some warps. Named ones of the hardware are as good, but racecheck finds races, even
-/// across barriers of all, where two warps have come by different numbers of them.
-class Meeting {
+/// A barrier of some warps. The hardware's named barriers are as good, but racecheck reports races,
+/// even across barriers of all threads, where two warps have passed different numbers of them.
+class WarpsBarrier {
  public:
-  __device__ __forceinline__ explicit Meeting(Barrier& barrier) : barrier_(barrier) {}
+  __device__ __forceinline__ explicit WarpsBarrier(Barrier& barrier) : barrier_(barrier) {}
   __device__ __forceinline__ void sync() {
     barrier_.arrive();
-    barrier_.wait(turn_);
-    turn_ ^= 1;
+    barrier_.wait(phase_);
+    phase_ ^= 1;
   }
 
  private:
   Barrier& barrier_;
-  std::uint32_t turn_ = 0;
+  std::uint32_t phase_ = 0;
 };
 
-/// The warps of the producer group that do not ask for tiles.
+/// The warps of the producer group that do not load tiles.
 struct Helpers {
   static constexpr int kWarps = 3;
   static constexpr int kThreads = 96;
-  Meeting meeting;
+  WarpsBarrier barrier;
   __device__ static int thread() { return static_cast<int>(threadIdx.x) - 32; }
-  __device__ void sync() { meeting.sync(); }
+  __device__ void sync() { barrier.sync(); }
 };
 
 struct Shared {
-  alignas(1024) unsigned char stage[2][kTileBytes];  // at the end: what warp groups give each other
+  alignas(1024) unsigned char stage[2][kTileBytes];  // at the end: what warp groups exchange
   alignas(1024) unsigned char query[kPanels * kQueryPanelBytes];
   alignas(1024) unsigned char weights[2][kHeads * 128];  // Pᵀ: a row of 64 entries for each head
   alignas(16) std::uint32_t fresh[R::kWidth / 2];        // the representative of this step
@@ -81,7 +81,7 @@ class Consumer {
         view_(view),
         at_(at),
         shared_(shared),
-        meeting_(shared.group_met[group]),
+        barrier_(shared.group_met[group]),
         group_(group) {
     thread_ = threadIdx.x & 127;
     lane_ = threadIdx.x & 31;
@@ -98,19 +98,19 @@ class Consumer {
     }
   }
 
-  /// Rows, the `turn`-th of this warp group. `newest` is this thread's 16 bytes of the newest
+  /// Rows, tile number `count` of this warp group. `newest` is this thread's 16 bytes of the newest
   /// token.
-  __device__ __forceinline__ void tile(const Rows& rows, int turn, const uint4& newest) {
+  __device__ __forceinline__ void tile(const Rows& rows, int count, const uint4& newest) {
     unsigned char* const stage = shared_.stage[group_];
     if (rows.kind == Rows::made) {
-      if (turn > 0) group_barrier();  // others may still read the stage
+      if (count > 0) group_barrier();  // others may still read the stage
       rows_clear(1, stage);
       shared_.fresh_made.wait(0);
       row_put(reinterpret_cast<const uint4*>(shared_.fresh)[min(thread_, R::kChunks - 1)], 0,
               stage);
       shared_write_end();
     } else {
-      shared_.full[group_].wait(turn & 1);
+      shared_.full[group_].wait(count & 1);
       // The newest token is not in its ring yet, and comes from where it was given.
       const bool has_newest = rows.first + rows.count == at_.entries;
       if (has_newest) row_put(newest, rows.count - 1, stage);
@@ -135,7 +135,7 @@ class Consumer {
     }
   }
 
-  /// Half of the heads to the other warp group, through the stages. Nobody reads those any more.
+  /// Half of the heads to the other warp group, through the stages, which have been read.
   __device__ __forceinline__ void results_give() {
     auto* const give = reinterpret_cast<float4*>(shared_.stage[group_]) + thread_;
 #pragma unroll
@@ -171,8 +171,8 @@ class Consumer {
     const int shift = __ffs(width) - 1;
     const int first_head = group_ * 8 + 2 * (lane_ & 3);
     float* const values = shared_.inbox.values + rank * width * kHeads;
-    // Eight lanes have the same stats: one for each block that wants them. Alone, the others write
-    // where nobody looks.
+    // Eight lanes have the same stats: one for each block of the cluster. Without a cluster the
+    // others write where nothing is read.
     const int peer = lane_ / 4;
     if (warp_ == 0 && (peer < cluster || cluster == 1)) {
       float2* const place = &shared_.inbox.stats[cluster == 1 ? peer : rank][first_head];
@@ -204,7 +204,7 @@ class Consumer {
  private:
   /// Column c of this thread's accumulators: heads 2·(lane % 4), + 1, + 8, + 9.
   __device__ __forceinline__ int head(int c) const { return c / 2 * 8 + 2 * (lane_ & 3) + (c & 1); }
-  __device__ __forceinline__ void group_barrier() { meeting_.sync(); }
+  __device__ __forceinline__ void group_barrier() { barrier_.sync(); }
 
   /// What this thread wrote to shared memory, and all others of the group, is read by wgmma next.
   __device__ __forceinline__ void shared_write_end() {
@@ -350,7 +350,7 @@ class Consumer {
   const SessionView& view_;
   const Place& at_;
   Shared& shared_;
-  Meeting meeting_;
+  WarpsBarrier barrier_;
   int group_, thread_, lane_, warp_;
   float top_[4], sum_[4];
   float s_[8];

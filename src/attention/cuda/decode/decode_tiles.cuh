@@ -25,7 +25,7 @@ struct Row {
   static constexpr int kValueAt = kMla ? 0 : kFirst;  ///< first column of the value
   static constexpr int kHeadTiles = kHeadTiles_;      ///< tiles of 16 query heads in a block
   static constexpr int kRows = 16 * kHeadTiles;
-  /// Rows of a leaving group that are condensed at a time; their room lies beside the queries.
+  /// Rows of a leaving group that are condensed at a time; their scratch lies beside the queries.
   static constexpr int kGroupRows = kRows <= 16 ? 16 : 4;
 
   /// ldmatrix reads 16 bytes of 8 rows at once: they must lie in different banks. Rows of whole
@@ -67,7 +67,7 @@ struct Memory {
   static constexpr int kWorkBytes = kQuant ? kTile * R::kStride : 0;
   static constexpr int kMetaFloats = kTile * (1 + (kQuant ? R::kScales : 0));
   static constexpr int kScoreBytes = 2 * R::kRows * kTile * 4;
-  /// A tile whose stage (converted) or work room (not converted) is free has its scores there.
+  /// A tile whose stage (converted) or `work` (not converted) is free has its scores there.
   static constexpr bool kScoresApart = !kQuant || kStageBytes < kScoreBytes;
   static constexpr int kWeightBytes = R::kRows * kTile * 2;
 
@@ -124,7 +124,7 @@ struct EntryTile {
 /// What one block reads, cut into tiles.
 template <typename R, bool kQuant>
 struct Tiles {
-  using Room = Memory<R, kQuant>;
+  using Space = Memory<R, kQuant>;
   int group_end;    ///< first list index after this block's representatives
   int group_tiles;  ///< tiles of representatives
   int count;
@@ -132,19 +132,19 @@ struct Tiles {
   __device__ explicit Tiles(const Place& at) {
     group_end = max(at.first, min(at.last, at.groups));
     group_tiles = (group_end - at.first + kTile - 1) / kTile;
-    count = group_tiles + (at.last - group_end + Room::kExactTile - 1) / Room::kExactTile;
+    count = group_tiles + (at.last - group_end + Space::kExactTile - 1) / Space::kExactTile;
   }
   __device__ EntryTile operator()(const Place& at, int index) const {
     if (index < group_tiles) {
       const int first = at.first + index * kTile;
       return {true, first, min(kTile, group_end - first)};
     }
-    const int first = group_end + (index - group_tiles) * Room::kExactTile;
-    return {false, first, min(Room::kExactTile, at.last - first)};
+    const int first = group_end + (index - group_tiles) * Space::kExactTile;
+    return {false, first, min(Space::kExactTile, at.last - first)};
   }
 };
 
-/// Brings tiles to shared memory. Eight threads load a row, 128 bytes at a time; a thread has row
+/// Loads tiles into shared memory. Eight threads load a row, 128 bytes at a time; a thread has row
 /// threadIdx.x / 8 and, with 8 warps, 32 more. Page numbers are fetched one tile ahead.
 template <typename R, bool kQuant>
 struct Loader {
@@ -197,7 +197,7 @@ struct Loader {
         const bf16* semantic = args.step.semantic;
         const bf16* positional = args.step.positional;
         std::int64_t row = static_cast<std::int64_t>(session) * kv_heads + kv;
-        // The newest token comes from where it was given: nobody waits for the ring.
+        // The newest token comes from where it was given: no load waits for the ring.
         if (real && entry != at.entries - 1) {
           semantic = view.semantic;
           positional = view.positional;

@@ -34,31 +34,6 @@ namespace {
 
 using namespace portable;
 
-// Whether some row of a warp sees some key of a block, and whether every row sees all.
-struct Sight {
-  bool some, all;
-};
-
-template <typename T>
-__device__ __forceinline__ Sight block_sight(const T& tensors, const KeyBlock& block, int warp,
-                                             int rows) {
-  Sight sight;
-  const int end = block.first + kKeys;
-  const RowView top = tensors.view(warp * 16);
-  const RowView bottom = tensors.view(warp * 16 + 15);
-  const int sink = tensors.window().sink;
-  if (block.groups) {
-    sight.some = block.first < bottom.groups;
-    sight.all = end <= top.groups;
-  } else {
-    sight.some = block.first <= bottom.position && (end > top.window_begin || block.first < sink);
-    sight.all = end <= top.position + 1 && block.first >= block.begin &&
-                (block.first >= bottom.window_begin || end <= sink);
-  }
-  sight.some = sight.some && warp * 16 < rows;
-  return sight;
-}
-
 using Logits = float[kKeys / 8][4];
 
 // Q·Kᵀ of 16 queries and all keys of the block.
@@ -91,33 +66,6 @@ __device__ __forceinline__ void logits_make(const T& tensors, int warp, unsigned
   }
 }
 
-// Into base 2, with the bias.
-template <typename T>
-__device__ __forceinline__ void logits_scale(const T& tensors, const KeyBlock& block, unsigned lane,
-                                             Logits& logits) {
-  const Job& job = tensors.job;
-  if (block.groups && job.bias != nullptr) {
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-      const bf16* const at =
-          tensors.k + (n * 8 + lane % 4 * 2) * tensors.score_stride + tensors.steps * 16;
-      const float bias0 = *reinterpret_cast<const float*>(at) * kLog2e;
-      const float bias1 = *reinterpret_cast<const float*>(at + tensors.score_stride) * kLog2e;
-      logits[n][0] = fmaf(logits[n][0], job.scale, bias0);
-      logits[n][1] = fmaf(logits[n][1], job.scale, bias1);
-      logits[n][2] = fmaf(logits[n][2], job.scale, bias0);
-      logits[n][3] = fmaf(logits[n][3], job.scale, bias1);
-    }
-  } else {
-    const float bias = block.groups ? job.bias_all : 0.0f;
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) logits[n][e] = fmaf(logits[n][e], job.scale, bias);
-    }
-  }
-}
-
 // What a row does not see goes to −∞.
 template <typename T>
 __device__ __forceinline__ void logits_mask(const T& tensors, const KeyBlock& block, int warp,
@@ -146,55 +94,6 @@ __device__ __forceinline__ void logits_mask(const T& tensors, const KeyBlock& bl
   }
 }
 
-// One step of the online softmax: logits become weights, and `out` is rescaled where the maximum
-// moved.
-template <int kFragments>
-__device__ __forceinline__ void softmax_step(Logits& logits, float (&maximum)[2], float (&total)[2],
-                                             float (&out)[kFragments][4],
-                                             std::uint32_t (&weights)[kKeys / 16][4]) {
-  float factor[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float best = maximum[r];
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-      best = fmaxf(best, fmaxf(logits[n][2 * r], logits[n][2 * r + 1]));
-    }
-    best = quad_max(best);
-    const float base = best == -INFINITY ? 0.0f : best;  // a row that has seen nothing yet
-    factor[r] = exp2_fast(maximum[r] - base);
-    maximum[r] = best;
-    float sum = 0;
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int e = 2 * r; e < 2 * r + 2; ++e) {
-        logits[n][e] = exp2_fast(logits[n][e] - base);
-        sum += logits[n][e];
-      }
-    }
-    total[r] = total[r] * factor[r] + sum;
-  }
-  // The maximum rarely moves after the first blocks.
-  if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
-#pragma unroll
-    for (int n = 0; n < kFragments; ++n) {
-      out[n][0] *= factor[0];
-      out[n][1] *= factor[0];
-      out[n][2] *= factor[1];
-      out[n][3] *= factor[1];
-    }
-  }
-  // Two logit fragments side by side are one operand of the second product.
-#pragma unroll
-  for (int k = 0; k < kKeys / 16; ++k) {
-    weights[k][0] = pack_bf16(logits[2 * k][0], logits[2 * k][1]);
-    weights[k][1] = pack_bf16(logits[2 * k][2], logits[2 * k][3]);
-    weights[k][2] = pack_bf16(logits[2 * k + 1][0], logits[2 * k + 1][1]);
-    weights[k][3] = pack_bf16(logits[2 * k + 1][2], logits[2 * k + 1][3]);
-  }
-}
-
 // out += P·V.
 template <int kFragments, typename T>
 __device__ __forceinline__ void values_add(const T& tensors,
@@ -216,39 +115,9 @@ __device__ __forceinline__ void values_add(const T& tensors,
   }
 }
 
-template <int kFragments, typename T>
-__device__ __forceinline__ void outputs_write(const T& tensors, int thread, int head, int rows,
-                                              const float (&maximum)[2], float (&total)[2],
-                                              const float (&out)[kFragments][4]) {
-  const Job& job = tensors.job;
-  const int warp = thread / 32;
-  const int lane = thread % 32;
-  const int width = job.exact.value.width;
-  total[0] = quad_sum(total[0]);  // all lanes take part, whether their rows are written or not
-  total[1] = quad_sum(total[1]);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = warp * 16 + lane / 4 + 8 * r;
-    if (row >= rows) continue;
-    const float inverse = 1.0f / total[r];
-    const std::int64_t at = (tensors.other_rows().query + row) * job.heads + head;
-    bf16* const to = job.out + at * width;
-#pragma unroll
-    for (int n = 0; n < kFragments; ++n) {
-      const int column = n * 8 + lane % 4 * 2;
-      const float x = out[n][2 * r] * inverse;
-      const float y = out[n][2 * r + 1] * inverse;
-      if (job.out_pairs) {
-        if (column < width) *reinterpret_cast<std::uint32_t*>(to + column) = pack_bf16(x, y);
-      } else {
-        if (column < width) to[column] = __float2bfloat16(x);
-        if (column + 1 < width) to[column + 1] = __float2bfloat16(y);
-      }
-    }
-    if (job.lse != nullptr && lane % 4 == 0) job.lse[at] = (maximum[r] + log2f(total[r])) * kLn2;
-  }
-}
-
+// Scaling, softmax and the writing of outputs stay in the kernel's own text: as functions they are
+// scheduled differently, and the kernel is 5 % slower.
+//
 // kSteps: padded score width / 16 where known, so that the loop over it unrolls, and everything can
 // be read 16 bytes at a time; 0 where not. Two blocks of eight warps fit an SM with 128 registers a
 // thread; <8, 128, 0>, for odd widths, would spill there.
@@ -284,22 +153,130 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
     const unsigned thread = thread_again();
     const int warp = static_cast<int>(thread / 32);
     const unsigned lane = thread % 32;
-    const Sight sight = block_sight(tensors, block, warp, rows);
+
+    // Whether some row of the warp sees some key of the block, and whether every row sees all.
+    bool some, all;
+    {
+      const int end = block.first + kKeys;
+      const RowView top = tensors.view(warp * 16);
+      const RowView bottom = tensors.view(warp * 16 + 15);
+      if (block.groups) {
+        some = block.first < bottom.groups;
+        all = end <= top.groups;
+      } else {
+        some = block.first <= bottom.position &&
+               (end > top.window_begin || block.first < tensors.window().sink);
+        all = end <= top.position + 1 && block.first >= block.begin &&
+              (block.first >= bottom.window_begin || end <= tensors.window().sink);
+      }
+      some = some && warp * 16 < rows;
+    }
+
     std::uint32_t weights[kKeys / 16][4];  // exp of the logits, as bf16
-    if (sight.some) {
+    if (some) {
       Logits logits;
       logits_make<kSteps>(tensors, warp, lane, logits);
-      logits_scale(tensors, block, lane, logits);
-      if (!sight.all) logits_mask(tensors, block, warp, lane, logits);
-      softmax_step(logits, maximum, total, out, weights);
+      // Into base 2, with the bias; then what a row does not see goes to −∞.
+      if (block.groups && job.bias != nullptr) {
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          const bf16* const at =
+              tensors.k + (n * 8 + lane % 4 * 2) * tensors.score_stride + tensors.steps * 16;
+          const float bias0 = *reinterpret_cast<const float*>(at) * kLog2e;
+          const float bias1 = *reinterpret_cast<const float*>(at + tensors.score_stride) * kLog2e;
+          logits[n][0] = fmaf(logits[n][0], job.scale, bias0);
+          logits[n][1] = fmaf(logits[n][1], job.scale, bias1);
+          logits[n][2] = fmaf(logits[n][2], job.scale, bias0);
+          logits[n][3] = fmaf(logits[n][3], job.scale, bias1);
+        }
+      } else {
+        const float bias = block.groups ? job.bias_all : 0.0f;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) logits[n][e] = fmaf(logits[n][e], job.scale, bias);
+        }
+      }
+      if (!all) logits_mask(tensors, block, warp, lane, logits);
+      float factor[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float best = maximum[r];
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          best = fmaxf(best, fmaxf(logits[n][2 * r], logits[n][2 * r + 1]));
+        }
+        best = quad_max(best);
+        const float base = best == -INFINITY ? 0.0f : best;  // a row that has seen nothing yet
+        factor[r] = exp2_fast(maximum[r] - base);
+        maximum[r] = best;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int e = 2 * r; e < 2 * r + 2; ++e) {
+            logits[n][e] = exp2_fast(logits[n][e] - base);
+            sum += logits[n][e];
+          }
+        }
+        total[r] = total[r] * factor[r] + sum;
+      }
+      // The maximum rarely moves after the first blocks.
+      if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+        for (int n = 0; n < kValue / 8; ++n) {
+          out[n][0] *= factor[0];
+          out[n][1] *= factor[0];
+          out[n][2] *= factor[1];
+          out[n][3] *= factor[1];
+        }
+      }
+      // Two logit fragments side by side are one operand of the second product.
+#pragma unroll
+      for (int k = 0; k < kKeys / 16; ++k) {
+        weights[k][0] = pack_bf16(logits[2 * k][0], logits[2 * k][1]);
+        weights[k][1] = pack_bf16(logits[2 * k][2], logits[2 * k][3]);
+        weights[k][2] = pack_bf16(logits[2 * k + 1][0], logits[2 * k + 1][1]);
+        weights[k][3] = pack_bf16(logits[2 * k + 1][2], logits[2 * k + 1][3]);
+      }
     }
 
     copy_wait_all();
     __syncthreads();  // V(i) has arrived, and K(i) and its bias have been read
     if (i + 1 < blocks) tensors.keys_load(tensors.block(i + 1));
-    if (sight.some) values_add(tensors, weights, out);
+
+    if (some) {
+      values_add(tensors, weights, out);
+    }
   }
-  outputs_write(tensors, thread, head, rows, maximum, total, out);
+
+  // --- outputs
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const int width = job.exact.value.width;
+  total[0] = quad_sum(total[0]);  // all lanes take part, whether their rows are written or not
+  total[1] = quad_sum(total[1]);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = warp * 16 + lane / 4 + 8 * r;
+    if (row >= rows) continue;
+    const float inverse = 1.0f / total[r];
+    const std::int64_t at = (tensors.other_rows().query + row) * job.heads + head;
+    bf16* const to = job.out + at * width;
+#pragma unroll
+    for (int n = 0; n < kValue / 8; ++n) {
+      const int column = n * 8 + lane % 4 * 2;
+      const float x = out[n][2 * r] * inverse;
+      const float y = out[n][2 * r + 1] * inverse;
+      if (job.out_pairs) {
+        if (column < width) *reinterpret_cast<std::uint32_t*>(to + column) = pack_bf16(x, y);
+      } else {
+        if (column < width) to[column] = __float2bfloat16(x);
+        if (column + 1 < width) to[column + 1] = __float2bfloat16(y);
+      }
+    }
+    if (job.lse != nullptr && lane % 4 == 0) job.lse[at] = (maximum[r] + log2f(total[r])) * kLn2;
+  }
 }
 
 // --- the host's half -----------------------------------------------------------------------------

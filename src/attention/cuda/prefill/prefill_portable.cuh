@@ -1,5 +1,5 @@
 #pragma once
-/// What the portable prefill kernel (prefill_portable.cu) is told, which keys a tile of queries
+/// The arguments of the portable prefill kernel (prefill_portable.cu), which keys a tile of queries
 /// meets, and how rows get to shared memory.
 
 #include "attention/cuda/prefill/prefill.h"

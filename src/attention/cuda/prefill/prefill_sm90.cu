@@ -49,7 +49,7 @@ struct Config {
   static constexpr int kKeyBytes = Keys * (Nope + Rope) * 2;
   static constexpr int kValueBytes = Keys * Value * 2;
   static_assert(Nope % 64 == 0 && (Rope == 0 || Rope == 64 || Rope == 32) && Value % 64 == 0);
-  // Each row must meet its own token in the first block.
+  // The first block must hold each row's own token.
   static_assert(Keys >= kQueries && Keys % 16 == 0);
 };
 
@@ -88,7 +88,7 @@ struct Shared {
 
 /// Position in a ring: slot and phase.
 template <int Slots>
-struct Turn {
+struct Phase {
   int slot = 0;
   std::uint32_t phase = 0;
   __device__ __forceinline__ void next() {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void rows_load(const CUtensorMap& nope, const CUtenso
   }
 }
 
-/// Takes items from the counter, one ahead of whoever works on them.
+/// Takes items from the counter, one ahead of the consumers.
 template <typename C>
 __device__ __forceinline__ void schedule(const Params& p, Shared<C>& shared) {
   const RunWork* runs = p.table != nullptr ? p.table : p.inline_runs;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void schedule(const Params& p, Shared<C>& shared) {
 template <typename C>
 __device__ __forceinline__ void load(const Maps& maps, Shared<C>& shared) {
   constexpr int kKeys = C::kKeys;
-  Turn<C::kStages> key, value;
+  Phase<C::kStages> key, value;
   for (std::uint32_t k = 0;; ++k) {
     shared.tile_full[k & 1].wait(k >> 1 & 1);
     const QueryTile& tile = shared.tiles[k & 1];
@@ -170,7 +170,7 @@ __device__ __forceinline__ void load(const Maps& maps, Shared<C>& shared) {
         rows_load<kQueries, C::kNope, C::kRope>(maps.q_nope, maps.q_rope, shared.query_full,
                                                 shared.query, tile.head, tile.head,
                                                 static_cast<int>(tile.query_row), kStream);
-      } else {  // values are wanted one block later than keys
+      } else {  // values are needed one block later than keys
         const Block block = tile_block<kKeys>(tile, n - 1);
         shared.value_empty[value.slot].wait(value.phase ^ 1);
         shared.value_full[value.slot].arrive_and_expect_tx(C::kValueBytes);
@@ -185,12 +185,12 @@ __device__ __forceinline__ void load(const Maps& maps, Shared<C>& shared) {
   }
 }
 
-/// Brings the biases of a block of representatives beside its keys: a warp with plain loads, since
+/// Loads the biases of a block of representatives beside its keys: a warp with plain loads, since
 /// they lie [row][KV head].
 template <typename C>
 __device__ __forceinline__ void load_bias(const Params& p, Shared<C>& shared) {
   const int lane = threadIdx.x & 31;
-  Turn<C::kStages> key;
+  Phase<C::kStages> key;
   for (std::uint32_t k = 0;; ++k) {
     shared.tile_full[k & 1].wait(k >> 1 & 1);
     const QueryTile& tile = shared.tiles[k & 1];
@@ -200,7 +200,7 @@ __device__ __forceinline__ void load_bias(const Params& p, Shared<C>& shared) {
       const Block block = tile_block<C::kKeys>(tile, n);
       const bool groups = block.kind == BlockKind::groups;
       float values[(C::kKeys + 31) / 32];
-      if (groups) {  // on their way before there is room for them
+      if (groups) {  // loaded before their stage is free
         const float* bias = p.bias + tile.group_row * p.bias_heads + tile.kv % p.bias_heads;
 #pragma unroll
         for (int c = 0; c < C::kKeys; c += 32) {
@@ -303,7 +303,7 @@ class Consumer {
     accumulators_fence(o_);
   }
 
-  /// Waits for the values of block n − 1 or the last, and clears rows that nobody wrote.
+  /// Waits for the values of block n − 1 or the last, and clears rows that hold no data.
   __device__ __forceinline__ void values_wait(const QueryTile& tile, int n) {
     shared_.value_full[value_.slot].wait(value_.phase);
     const int2 owned = block_owned<kKeys>(tile, tile_block<kKeys>(tile, n));
@@ -491,7 +491,7 @@ class Consumer {
   Shared<C>& shared_;
   int group_, lane_, row_;
   std::uint32_t query_, keys_, values_;  // shared memory, in units of 16 bytes
-  Turn<C::kStages> key_, value_;
+  Phase<C::kStages> key_, value_;
   Row rows_[2];
   float top_[2], sum_[2], rescale_[2];
   float s_[kScores];
@@ -631,7 +631,8 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
   check(cudaGetLastError(), "launching prefill");
 }
 
-// One instance for each pair of widths that models have. Narrow heads leave room for longer blocks.
+// One instance for each pair of widths that models have. Narrow heads leave shared memory for
+// longer blocks.
 using V2Lite = Config<128, 64, 128, 128, 2>;
 using MiniCpm3 = Config<64, 32, 64, 192, 3>;
 using Gqa128 = Config<128, 0, 128, 176, 2>;
