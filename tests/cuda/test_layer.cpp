@@ -185,6 +185,43 @@ TEST(CudaLayer, QuantisedGroupsChangeOutputsByLittle) {
   }
 }
 
+// A representative's bias is scores alone (mechanism §5), and those are float32 sums over heads of
+// absorbed queries: nothing on the way may be rounded to bf16. One query a group and few heads
+// leave nothing that a mean could even out.
+TEST(CudaLayer, BiasesOfDecodedGroupsHaveTheAccuracyOfFloat32) {
+  LCA_NEEDS_GPU();
+  double worst = 0;
+  for (std::uint64_t i = 0; i < 12; ++i) {
+    Random random(7950 + i);
+    Settings settings;
+    settings.group = 4;
+    settings.window = 6;
+    settings.summary_queries = 1;
+    settings.mass = Mass::score;
+    settings.positional_pool = Pool::weighted;
+    settings.head_reduce = i % 3 == 2 ? HeadReduce::max : HeadReduce::mean;
+    const AttentionShape shape = i % 2 == 0 ? AttentionShape::mla(2, 128, 64, 512, 128)
+                                            : AttentionShape::mla(2, 16, 8, 64, 16);
+    const LayerSpec spec = spec_of(shape, settings);
+    const Layer layer = random_layer(spec, random);
+    std::vector<Path> paths;
+    paths.push_back(path_make(layer, 2, 60, random));
+    Plan plan;
+    plan.spec = spec;
+    plan.chunks = {{2}};
+    plan.steps = 58;
+    cuda::Layer gpu(spec, layer.weights(), 1, 60, {.portable = i >= 6, .poison = true});
+    feed(gpu, paths, plan);
+    std::string where;
+    const double error =
+        largest_difference(paths[0].expected.rep_bias, paths[0].groups.bias, &where) /
+        largest_size(paths[0].expected.rep_top);
+    EXPECT_LE(error, 2e-5) << "case " << i << ": " << where;
+    worst = std::max(worst, error);
+  }
+  fmt::print("largest error of a bias {:.1e}\n", worst);
+}
+
 TEST(CudaLayer, SaysWhatIsWrongWithARun) {
   LCA_NEEDS_GPU();
   Random random(7900);

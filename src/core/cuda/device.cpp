@@ -133,7 +133,7 @@ int Device::remember(const void* kernel, int key, const std::function<int()>& as
 
 DeviceScope::DeviceScope(const Device& device) {
   check(cudaGetDevice(&before_), "asking for the current GPU");
-  if (before_ != device.ordinal) device.select();
+  device.select();  // even if it is current: a new thread has no context until it selects
 }
 
 DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
