@@ -26,33 +26,48 @@ if(NOT EXISTS ${lca_cutlass}/cute/arch/mma_sm90_gmma.hpp)
   message(FATAL_ERROR "CuTe's headers are not in ${lca_cutlass}: run scripts/cutlass.py, or make cuda")
 endif()
 
-file(GLOB_RECURSE lca_cuda_sources CONFIGURE_DEPENDS src/*/cuda/*.cu)
-file(GLOB_RECURSE lca_cuda_hosts CONFIGURE_DEPENDS src/*/cuda/*.cpp)
+file(GLOB_RECURSE lca_cuda_sources CONFIGURE_DEPENDS src/*.cu)
+file(GLOB_RECURSE lca_cuda_hosts CONFIGURE_DEPENDS src/*.cpp)
+list(FILTER lca_cuda_hosts INCLUDE REGEX "/src/[a-z]+/cuda/")
 list(FILTER lca_cuda_hosts EXCLUDE REGEX "/absent\\.cpp$")
 
-foreach(source IN LISTS lca_cuda_sources)
-  if(source MATCHES "_sm90\\.cu$")
-    set(targets "-gencode=arch=compute_90a,code=sm_90a")
-  else()
-    set(targets "-gencode=arch=compute_80,code=sm_80;-gencode=arch=compute_90,code=[sm_90,compute_90]")
-  endif()
-  set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
-    "${targets};--expt-relaxed-constexpr;-Xcompiler=-Wno-psabi")
-endforeach()
-
-# A target of its own, so that every other source is compiled with the flags of a build without
+# Objects of their own, so that every other source is compiled with the flags of a build without
 # CUDA, to the letter: the compiler cache then has them already.
-add_library(lca-cuda OBJECT ${lca_cuda_sources} ${lca_cuda_hosts})
-set_target_properties(lca-cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
-target_include_directories(lca-cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-target_include_directories(lca-cuda SYSTEM PRIVATE ${lca_cutlass} ${CUDAToolkit_INCLUDE_DIRS})
-target_link_libraries(lca-cuda PRIVATE fmt::fmt)
-# Without -Wshadow: GCC counts the type bf16 as shadowed by enumerators that are called so.
-target_compile_options(lca-cuda PRIVATE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wnon-virtual-dtor;-Woverloaded-virtual>"
-  "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-psabi;-Wno-restrict>"
-  "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${LCA_WERROR}>>:-Werror>")
+function(lca_cuda_objects target)
+  foreach(source IN LISTS ARGN)
+    if(source MATCHES "_sm90\\.cu$")
+      set(targets "-gencode=arch=compute_90a,code=sm_90a")
+    elseif(source MATCHES "\\.cu$")
+      set(targets
+        "-gencode=arch=compute_80,code=sm_80;-gencode=arch=compute_90,code=[sm_90,compute_90]")
+    else()
+      continue()
+    endif()
+    set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
+      "${targets};--expt-relaxed-constexpr;-Xcompiler=-Wno-psabi")
+  endforeach()
+  add_library(${target} OBJECT ${ARGN})
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_include_directories(${target} PRIVATE
+    ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_include_directories(${target} SYSTEM PRIVATE ${lca_cutlass} ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(${target} PRIVATE fmt::fmt)
+  # Without -Wshadow: GCC counts the type bf16 as shadowed by enumerators that are called so.
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wnon-virtual-dtor;-Woverloaded-virtual>"
+    "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-psabi;-Wno-restrict>"
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${LCA_WERROR}>>:-Werror>")
+endfunction()
+
+lca_cuda_objects(lca-cuda ${lca_cuda_sources} ${lca_cuda_hosts})
 target_sources(lca PRIVATE $<TARGET_OBJECTS:lca-cuda>)
+
+# Benchmarks are part of the program, not of the library that is installed: apps/ adds them.
+set(lca_bench_folder ${PROJECT_SOURCE_DIR}/bench/cuda)
+file(GLOB lca_cuda_bench CONFIGURE_DEPENDS ${lca_bench_folder}/*.cu ${lca_bench_folder}/*.cpp)
+list(FILTER lca_cuda_bench EXCLUDE REGEX "/absent\\.cpp$")
+lca_cuda_objects(lca-cuda-bench ${lca_cuda_bench})
+target_include_directories(lca-cuda-bench PRIVATE ${PROJECT_SOURCE_DIR})
 
 # CUDA's runtime goes into the program, so that it starts where there is no driver and can say so.
 # cuBLASLt stays a shared library: it is larger than everything else together.

@@ -8,7 +8,7 @@
 #
 # TEST_PROGRAM is build/cuda/bin/test_cuda unless given. GPU_CHECK_SECONDS (180) bounds each tool.
 # One line for each step, the last is the verdict; the exit code is 0 if nothing is wrong, 77 with a
-# line that says why where there is no GPU or no compute-sanitizer (tests run without the latter).
+# line with the reason where there is no GPU or no compute-sanitizer (tests run without the latter).
 set -euo pipefail
 program=${1:-$(dirname "$0")/../build/cuda/bin/test_cuda}
 seconds=${GPU_CHECK_SECONDS:-180}
@@ -72,7 +72,7 @@ shared=(
   CudaPrefill.AddsTheBiasOfEachRepresentative
   CudaCondense.WideMlaCoversEveryPool
   CudaCondense.EqualAndHugeScoresStayNumbersAndTiesGoToTheFirst
-  CudaQueryMeans.RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes
+  CudaQueryMeans.RopeRotatesQueriesInPlaceAndMeansAreOfRotatedOnes
   CudaGroups.PagesGiveBackWhatWasAppendedWithinTheirPrecision
   CudaDecode.TwoStepsOfEveryPortableKernel
   CudaDecode.FewBlocksAlone
@@ -81,7 +81,8 @@ shared=(
 )
 sanitize memcheck "${shared[@]}" CudaPrefill.ReadsViewsIntoLargerTensors \
   CudaQueryMeans.AbsorbedMeansMatchASumOverHeads \
-  CudaLayer.GoesOnWithAPromptAfterDecoding
+  CudaLayer.GoesOnWithAPromptAfterDecoding CudaExchange.WhatDoesNotFitIsRefused \
+  CudaCalls.ReplaysEqualStepsOneByOneBitForBit CudaStore.SlotsAndPagesComeBack
 sanitize racecheck "${shared[@]}"
 
 [ "$failed" -eq 0 ] && echo "gpu_check: nothing wrong" || echo "gpu_check: FAILED"

@@ -5,11 +5,11 @@
 #include "command.h"
 #include "core/error.h"
 #include "core/pages.h"
-#include "cuda_flags.h"
 #include "interrupt.h"
 #include "machine.h"
 #include "measure.h"
 #include "terminal.h"
+#include "where_flags.h"
 #include "workload.h"
 
 #include <fmt/format.h>
@@ -39,8 +39,8 @@ constexpr const char* kExplanation =
 struct Flags {
   CommonFlags common;
   KnobFlags knobs;
-  TextFlag backend, shape, lengths, dtype, methods, batch;
-  CudaFlags cuda;
+  TextFlag shape, lengths, dtype, methods, batch;
+  LayerWhereFlags where;
   bool json = false;
 };
 
@@ -341,9 +341,8 @@ void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
 }
 
 void run(const Flags& flags) {
-  static constexpr std::string_view kBackends[] = {"cpu", "cuda"};
-  const bool on_cuda = choice_parse("--backend", flags.backend.text, kBackends) == 1;
-  const cuda::LayerOptions options = flags.cuda.options(on_cuda);
+  const auto [backend, options] = flags.where.read();
+  const bool on_cuda = backend == Backend::cuda;
   cuda_only_check(flags.batch, "--batch", on_cuda);
   if (on_cuda) return run_cuda(flags, options);
   const NamedShape& model = named_shape(flags.shape.text);
@@ -366,14 +365,13 @@ Command bench_attention_command(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
   CLI::App* app = parent.add_subcommand("attention", "Time and memory of LCA and dense attention");
   app->footer(kExplanation);
-  flags->backend.add(*app, "--backend", "cpu|cuda", "where to run", "cpu");
+  flags->where.add(*app, LayerWhereFlags::Reference::no);
   flags->shape.add(*app, "--shape", shape_names(), "whose attention", "deepseek-v2-lite");
   flags->lengths.add(*app, "--lengths", "N,N,...", "context lengths (cuda: 8K,32K,128K)",
                      "1K,2K,4K,8K,16K");
   flags->dtype.add(*app, "--dtype", "f32|bf16", "inputs and cache", "f32");
   flags->methods.add(*app, "--methods,--method", "LIST", "any of lca, dense, window", "lca,dense");
   flags->batch.add(*app, "--batch", "N,N,...", "cuda: sessions that decode together", "1,32");
-  flags->cuda.add(*app);
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::no);

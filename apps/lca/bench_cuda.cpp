@@ -3,8 +3,8 @@
 #include "bench_cuda.h"
 
 #include "arguments.h"
-#include "attention/cuda/bench.h"
 #include "attention/layout.h"
+#include "bench/cuda/bench.h"
 #include "core/error.h"
 #include "interrupt.h"
 #include "machine.h"
@@ -224,7 +224,7 @@ void print_json(const CudaBench& job, const std::vector<Row>& rows) {
   Json settings = settings_json(job.spec.settings);
   settings.erase("method");  // the rows say it
   settings["scale"] = job.spec.softmax_scale();
-  const cuda::BenchDevice device = cuda::bench_device();
+  const cuda::BenchDevice device = cuda::bench_device(job.options.device);
   const Json json = {{"rows", std::move(list)},
                      {"backend", "cuda"},
                      {"shape", job.model.name},
@@ -330,7 +330,7 @@ std::string decode_table(const CudaBench& job, const std::vector<Row>& rows) {
 }
 
 void print_table(const CudaBench& job, const std::vector<Row>& rows) {
-  const cuda::BenchDevice device = cuda::bench_device();
+  const cuda::BenchDevice device = cuda::bench_device(job.options.device);
   print(fmt::format(
       "{}, bf16, {} kernels, groups {}, {}, {}\n{}\n\nPrefill, attention alone\n\n{}\n"
       "Condensing a whole prompt, and rebuilding keys and values\n\n{}\nDecode step\n\n{}\n"
@@ -345,7 +345,7 @@ void print_table(const CudaBench& job, const std::vector<Row>& rows) {
 }  // namespace
 
 void cuda_bench(const CudaBench& job) {
-  if (!cuda::unavailable().empty()) fail_input("{}", cuda::unavailable());
+  if (!cuda::unavailable().empty()) fail_incompatible("{}", cuda::unavailable());
   Measuring::check_memory(job);
   const std::vector<Row> rows = Measuring(job).run();
   job.json ? print_json(job, rows) : print_table(job, rows);

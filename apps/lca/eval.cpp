@@ -1,9 +1,9 @@
 /// `lca eval perplexity`: how well a model predicts a text.
 
 #include "command.h"
+#include "core/context_state.h"
 #include "core/error.h"
 #include "core/text.h"
-#include "core/context_state.h"
 #include "interrupt.h"
 #include "model_flags.h"
 #include "reply.h"

@@ -1,6 +1,5 @@
 #include "model_flags.h"
 
-#include "attention/cuda/layer.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/text.h"
@@ -85,7 +84,7 @@ void ModelFlags::add_common(CLI::App& app, const std::string& precision,
                  "what products are computed in; auto: bf16 where the processor has it", precision);
   weights_.add(app);
   chunk_.add(app, "--chunk", "N", "tokens of a prompt read together; tuned unless given");
-  device_.add(app, "--device", "cpu|cuda|cuda:N|auto", "where the model runs", "auto");
+  where_.add(app, "auto");
   common_.add(app);
   knobs_.add(app, method_flag, KnobFlags::ScaleFlag::no);
 }
@@ -97,21 +96,7 @@ void ModelFlags::check() const {
   threads();
   adapter_parse(adapter_.text);
   knobs_.apply(Settings{});
-  device_check();
-}
-
-void ModelFlags::device_check() const {
-  if (device_.text == "cpu" || device_.text == "auto") return;
-  if (device_.text != "cuda" && !device_.text.starts_with("cuda:")) {
-    fail_input("--device must be cpu, cuda, cuda:N or auto, not \"{}\"",
-               text_printable(device_.text));
-  }
-  const std::string missing = cuda::unavailable();
-  if (!missing.empty()) fail_incompatible("--device {}: {}", text_printable(device_.text), missing);
-  fail_incompatible(
-      "--device {}: whole models do not run on the GPU yet, only attention layers (lca op, lca "
-      "bench attention); use --device cpu",
-      text_printable(device_.text));
+  where_.apply();
 }
 
 Precision ModelFlags::precision() const {
@@ -129,7 +114,7 @@ std::shared_ptr<const Model> ModelFlags::load() const {
   options.adapter = adapter_parse(adapter_.text);
   options.precision = precision();
   options.weights = weights_.read();
-  options.device = device_.text;
+  options.device = where_.device.text;
   options.threads = threads();
   Progress progress(1);
   progress.step("loading the model", 0);

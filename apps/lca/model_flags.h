@@ -4,6 +4,7 @@
 
 #include "arguments.h"
 #include "formats/checkpoint.h"
+#include "where_flags.h"
 
 #include <lca/generate.h>
 #include <lca/model.h>
@@ -69,13 +70,13 @@ class ModelFlags {
   void add_common(CLI::App& app, const std::string& precision, KnobFlags::MethodFlag method_flag);
   Precision precision() const;
   std::int64_t chunk() const;
-  void device_check() const;
 
   ModelArgument model_;
   CommonFlags common_;
   KnobFlags knobs_;
   WeightsFlag weights_;
-  TextFlag adapter_, precision_, chunk_, device_;
+  WhereFlags where_;
+  TextFlag adapter_, precision_, chunk_;
 };
 
 /// The settings a checkpoint's layers start from: its adapter's (`folder` may be empty), its own,

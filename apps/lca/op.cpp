@@ -1,16 +1,17 @@
 /// `lca op attention`: one attention layer on tensors from a file.
 
 #include "arguments.h"
-#include "attention/cuda/layer.h"
 #include "attention/layout.h"
 #include "attention/reference/reference.h"
+#include "attention/settings_kind.h"
 #include "command.h"
 #include "core/bf16.h"
 #include "core/error.h"
-#include "cuda_flags.h"
 #include "formats/op_file.h"
 #include "interrupt.h"
+#include "layer_runner.h"
 #include "terminal.h"
+#include "where_flags.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -35,13 +36,11 @@ constexpr const char* kExamples =
     "2\n"
     "  lca op attention in.safetensors out.safetensors --backend cuda --groups fp8";
 
-enum class Backend { reference, cpu, cuda };
-
 struct Flags {
   CommonFlags common;
   KnobFlags knobs;
-  TextFlag backend, prefill;
-  CudaFlags cuda;
+  TextFlag prefill;
+  LayerWhereFlags where;
   std::string in, out;
 };
 
@@ -121,85 +120,73 @@ void run_reference(const OpInput& input, OpOutput& output, Progress& progress) {
   }
 }
 
-/// The fast path: one cache a sequence, all sequences in one call.
-class CpuRun {
+/// Feeds the layer: documents in one call, or the prompt's chunks and then token by token.
+class LayerFeed {
  public:
-  CpuRun(const OpInput& input, OpOutput& output, Progress& progress, int threads)
+  LayerFeed(const OpInput& input, OpOutput& output, Progress& progress, LayerRunner& runner)
       : input_(input),
         output_(output),
         progress_(progress),
-        context_(threads),
-        method_(method_for(input.spec.settings.method)),
-        sequences_(sequences(input)) {
-    for (std::size_t i = 0; i < sequences_.size(); ++i) caches_.emplace_back(input.spec);
-  }
+        runner_(runner),
+        sequences_(sequences(input)) {}
 
   void run() {
     if (!input_.documents.empty()) {
-      forward_documents();
+      progress_.step("documents", static_cast<double>(input_.length));
+      std::vector<cuda::HostRun> runs;
+      for (std::size_t i = 0; i < sequences_.size(); ++i) {
+        runs.push_back(run_of(i, {0, sequences_[i].tokens.size()}));
+      }
+      runner_.prefill(runs);
     } else {
-      const std::int64_t prompt = prefill();
-      for (std::int64_t t = prompt; t < input_.length; ++t) forward({t, t + 1}, "decode");
+      for (std::int64_t t = prefill(); t < input_.length; ++t) {
+        step({t, t + 1}, "decode");
+        runner_.decode(runs_of({t, t + 1}));
+      }
     }
-    for (std::size_t i = 0; i < caches_.size(); ++i) copy_representatives(i);
+    for (std::size_t i = 0; i < sequences_.size(); ++i) copy_representatives(i);
   }
 
  private:
-  Run run_of(std::size_t i, Range part) {
+  cuda::HostRun run_of(std::size_t i, Range part) {
     const Sequence& sequence = sequences_[i];
     const Place place(output_, sequence, part.begin);
-    return {&caches_[i], queries_of(input_, sequence, part), entries_of(input_, sequence, part),
-            place.out, place.lse};
+    return {static_cast<int>(i), queries_of(input_, sequence, part),
+            entries_of(input_, sequence, part), place.out, place.lse};
   }
 
-  std::vector<Run> runs_of(Range part) {
-    std::vector<Run> runs;
+  std::vector<cuda::HostRun> runs_of(Range part) {
+    std::vector<cuda::HostRun> runs;
     for (std::size_t i = 0; i < sequences_.size(); ++i) runs.push_back(run_of(i, part));
     return runs;
   }
 
-  void forward(Range part, const char* label) {
+  void step(Range part, const char* label) {
     interrupt_check();
     progress_.step(label, static_cast<double>(part.size() * input_.batch));
-    method_.forward(context_, input_.weights(), runs_of(part));
   }
 
-  void forward_documents() {
-    std::vector<Run> runs;
-    for (std::size_t i = 0; i < sequences_.size(); ++i) {
-      runs.push_back(run_of(i, {0, sequences_[i].tokens.size()}));
-    }
-    progress_.step("documents", static_cast<double>(input_.length));
-    method_.forward(context_, input_.weights(), runs);
-  }
-
-  /// Feeds the prompt's chunks and returns its length.
+  /// Feeds the prompt's chunks, or all of it at once where its end has to be known first; returns
+  /// its length.
   std::int64_t prefill() {
     const Settings& settings = input_.spec.settings;
-    const bool whole = settings.method == MethodKind::lca && settings.summary == Summary::prompt;
-    std::int64_t position = 0;
-    for (std::size_t i = 0; i < input_.prefill.size(); ++i) {
-      const Range part{position, position + input_.prefill[i]};
-      position = part.end;
-      if (!whole) {
-        forward(part, "prefill");
-        continue;
-      }
-      interrupt_check();
-      const bool last = i + 1 == input_.prefill.size();
-      method_.take(context_, input_.weights(), runs_of(part), last);
+    std::vector<std::int64_t> chunks = input_.prefill;
+    if (summary_waits(settings)) {
+      chunks = {std::accumulate(chunks.begin(), chunks.end(), std::int64_t{0})};
     }
-    if (!whole) return position;
-    // Only now are the queries known that score the groups, so only now can any query attend.
-    progress_.step("prefill", static_cast<double>(position * input_.batch));
-    const std::vector<std::int64_t> first(caches_.size(), 0);
-    method_.attend(context_, input_.weights(), runs_of({0, position}), first);
-    for (Cache& cache : caches_) method_.release(cache);
+    std::int64_t position = 0;
+    for (const std::int64_t chunk : chunks) {
+      if (chunk == 0) continue;
+      const Range part{position, position + chunk};
+      step(part, "prefill");
+      runner_.prefill(runs_of(part));
+      position = part.end;
+    }
     return position;
   }
 
   void copy_representatives(std::size_t i) {
-    const Cache& cache = caches_[i];
+    const Cache cache = runner_.cache(static_cast<int>(i));
     const Place place(output_, sequences_[i]);
     const AttentionShape& shape = input_.spec.shape;
     const std::int64_t kv_heads = shape.kv_heads;
@@ -228,96 +215,20 @@ class CpuRun {
   const OpInput& input_;
   OpOutput& output_;
   Progress& progress_;
-  Context context_;
-  const Method& method_;
+  LayerRunner& runner_;
   std::vector<Sequence> sequences_;
-  std::vector<Cache> caches_;
 };
 
-/// The same on the GPU: one layer with a device cache for each sequence.
-class CudaRun {
- public:
-  CudaRun(const OpInput& input, OpOutput& output, Progress& progress,
-          const cuda::LayerOptions& options)
-      : input_(input),
-        output_(output),
-        progress_(progress),
-        sequences_(sequences(input)),
-        layer_(input.spec, input.weights(), static_cast<int>(sequences_.size()), longest(),
-               options) {}
-
-  void run() {
-    if (!input_.documents.empty()) {
-      progress_.step("documents", static_cast<double>(input_.length));
-      std::vector<cuda::HostRun> runs;
-      for (std::size_t i = 0; i < sequences_.size(); ++i) {
-        runs.push_back(run_of(i, {0, sequences_[i].tokens.size()}));
-      }
-      layer_.prefill(runs);
-    } else {
-      for (std::int64_t t = prefill(); t < input_.length; ++t) {
-        step({t, t + 1}, "decode");
-        layer_.decode(runs_of({t, t + 1}));
-      }
-    }
-    for (std::size_t i = 0; i < sequences_.size(); ++i) {
-      const cuda::HostGroups groups = layer_.groups(static_cast<int>(i));
-      const Place place(output_, sequences_[i]);
-      std::ranges::copy(groups.semantic, place.semantic);
-      std::ranges::copy(groups.positional, place.positional);
-      std::ranges::copy(groups.bias, place.bias);
-    }
-  }
-
- private:
-  std::int64_t longest() const {
-    std::int64_t most = 1;
-    for (const Sequence& sequence : sequences_) most = std::max(most, sequence.tokens.size());
-    return most;
-  }
-
-  cuda::HostRun run_of(std::size_t i, Range part) {
-    const Sequence& sequence = sequences_[i];
-    const Place place(output_, sequence, part.begin);
-    return {static_cast<int>(i), queries_of(input_, sequence, part),
-            entries_of(input_, sequence, part), place.out, place.lse};
-  }
-
-  std::vector<cuda::HostRun> runs_of(Range part) {
-    std::vector<cuda::HostRun> runs;
-    for (std::size_t i = 0; i < sequences_.size(); ++i) runs.push_back(run_of(i, part));
-    return runs;
-  }
-
-  void step(Range part, const char* label) {
-    interrupt_check();
-    progress_.step(label, static_cast<double>(part.size() * input_.batch));
-  }
-
-  /// Feeds the prompt's chunks, or all of it at once where its end has to be known first; returns
-  /// its length.
-  std::int64_t prefill() {
-    const Settings& settings = input_.spec.settings;
-    std::vector<std::int64_t> chunks = input_.prefill;
-    if (settings.method == MethodKind::lca && settings.summary == Summary::prompt) {
-      chunks = {std::accumulate(chunks.begin(), chunks.end(), std::int64_t{0})};
-    }
-    std::int64_t position = 0;
-    for (const std::int64_t chunk : chunks) {
-      const Range part{position, position + chunk};
-      step(part, "prefill");
-      layer_.prefill(runs_of(part));
-      position = part.end;
-    }
-    return position;
-  }
-
-  const OpInput& input_;
-  OpOutput& output_;
-  Progress& progress_;
-  std::vector<Sequence> sequences_;
-  cuda::Layer layer_;
-};
+std::unique_ptr<LayerRunner> runner_for(Backend backend, const OpInput& input, int threads,
+                                        const cuda::LayerOptions& options) {
+  std::int64_t longest = 1;
+  const std::vector<Sequence> all = sequences(input);
+  for (const Sequence& sequence : all) longest = std::max(longest, sequence.tokens.size());
+  const auto count = static_cast<int>(all.size());
+  return backend == Backend::cuda
+             ? layer_runner_cuda(input.spec, input.weights(), count, longest, options)
+             : layer_runner_cpu(input.spec, input.weights(), count, threads);
+}
 
 std::vector<SettingOverride> overrides_of(const Flags& flags) {
   std::vector<SettingOverride> overrides = flags.knobs.overrides();
@@ -330,16 +241,10 @@ std::vector<SettingOverride> overrides_of(const Flags& flags) {
 }
 
 void run(const Flags& flags) {
-  static constexpr std::string_view kBackends[] = {"reference", "cpu", "cuda"};
-  const auto backend =
-      static_cast<Backend>(choice_parse("--backend", flags.backend.text, kBackends));
-  const cuda::LayerOptions cuda_options = flags.cuda.options(backend == Backend::cuda);
+  const auto [backend, cuda_options] = flags.where.read();
   if (flags.in.empty()) fail_input("IN is empty; it takes the path of a safetensors file");
   const int threads = flags.common.threads();
   const std::vector<SettingOverride> overrides = overrides_of(flags);
-  if (backend == Backend::cuda && !cuda::unavailable().empty()) {
-    fail_input("{}", cuda::unavailable());
-  }
   const OpInput input = OpInput::read(flags.in, overrides);
   writable_check(flags.out);
 
@@ -348,10 +253,8 @@ void run(const Flags& flags) {
     Progress progress(static_cast<double>(input.batch * input.length));
     if (backend == Backend::reference) {
       run_reference(input, output, progress);
-    } else if (backend == Backend::cuda) {
-      CudaRun(input, output, progress, cuda_options).run();
     } else {
-      CpuRun(input, output, progress, threads).run();
+      LayerFeed(input, output, progress, *runner_for(backend, input, threads, cuda_options)).run();
     }
   }
   const InterruptShield shield;
@@ -368,10 +271,9 @@ Command op_attention_command(CLI::App& parent) {
   app->footer(kExamples);
   app->add_option("IN", flags->in, "safetensors file to read")->required()->type_name("FILE");
   app->add_option("OUT", flags->out, "safetensors file to write")->required()->type_name("FILE");
-  flags->backend.add(*app, "--backend", "reference|cpu|cuda", "which implementation", "cpu");
+  flags->where.add(*app, LayerWhereFlags::Reference::yes);
   flags->prefill.add(*app, "--prefill", "N,N,...",
                      "chunk sizes of the prompt; the rest is decoded");
-  flags->cuda.add(*app);
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::yes);
   return {app, [flags] { run(*flags); }};

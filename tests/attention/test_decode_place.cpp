@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/cuda/decode_place.h"
+#include "attention/cuda/decode/decode_place.h"
 #include "support/random.h"
 
 namespace lca::test {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/cuda/condense.h"
+#include "attention/cuda/condense/condense.h"
 #include "cuda/support.h"
 
 namespace lca::test {

@@ -32,7 +32,8 @@ struct DecodeCase {
   int chunk = 0;   ///< entries of a block where not 0, and blocks for a far longer cache
   int blocks = 0;  ///< with chunk: so many blocks instead, in clusters of `cluster`
   int cluster = 0;
-  bool graph = false;  ///< one captured step, replayed
+  bool graph = false;    ///< one captured step, replayed
+  bool written = false;  ///< with graph: the kernel right before the step writes its queries
   bool outliers = false;
   double out_tolerance = 5e-3;
 };

@@ -32,7 +32,12 @@ class DecodeSession {
     const std::int64_t kv = shape.kv_heads;
     semantic = random_bf16(random, tokens * kv * shape.d_semantic());
     positional = random_bf16(random, tokens * kv * shape.d_positional());
-    queries = random_bf16(random, tokens * shape.heads * d_query(), 0.6);
+    unrounded = random_float(random, tokens * shape.heads * d_query(), 0.6);
+    for (float& value : unrounded) {
+      queries.push_back(bf16_of(double_of(value)));
+      // GQA's queries are bf16; MLA's are absorbed in float32, and its summaries are of those.
+      if (shape.form == Form::gqa) value = static_cast<float>(double_of(queries.back()));
+    }
     if (outliers) {
       for (std::int64_t row = 0; row < tokens * kv; ++row) {
         for (std::int64_t c = 1; c < shape.d_semantic(); c += 97) {
@@ -46,6 +51,7 @@ class DecodeSession {
   std::vector<bf16> semantic;        ///< [tokens][KV][d_semantic]
   std::vector<bf16> positional;      ///< [tokens][KV][d_positional]
   std::vector<bf16> queries;         ///< [tokens][H][d_query]
+  std::vector<float> unrounded;      ///< the same before they were rounded to bf16
   std::vector<DecodedGroup> groups;  ///< [m][KV], as readers see them
 
   std::int64_t d_query() const {
@@ -63,7 +69,8 @@ class DecodeSession {
     for (std::int64_t h = 0; h < sharing; ++h) {
       for (std::int64_t d = 0; d < d_query(); ++d) {
         row[static_cast<std::size_t>((apart ? h * d_query() : 0) + d)] +=
-            query(t, kv * sharing + h, d);
+            double_of(unrounded[static_cast<std::size_t>(
+                (t * shape_.heads + kv * sharing + h) * d_query() + d)]);
       }
     }
     return row;

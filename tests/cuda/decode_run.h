@@ -1,6 +1,6 @@
 #pragma once
 /// Decode steps on the GPU against double-precision loops: caches built by hand, several steps that
-/// cross group exits, everything that nobody wrote filled with NaN.
+/// cross group exits, everything that was not written filled with NaN.
 
 #include <gtest/gtest.h>
 
@@ -11,12 +11,13 @@
 #include <sstream>
 #include <string>
 
-#include "attention/cuda/condense.h"
-#include "attention/cuda/decode.h"
-#include "core/cuda/device.h"
+#include "attention/cuda/condense/condense.h"
+#include "attention/cuda/decode/decode.h"
+#include "core/cuda/memory.h"
 #include "cuda/decode_pool.h"
 #include "cuda/decode_reference.h"
 #include "cuda/support.h"
+#include "ops/cuda/product.h"
 
 namespace lca::test {
 
@@ -70,6 +71,9 @@ class DecodeRun {
     views_ = DeviceArray<cuda::SessionView>(views);
     const std::int64_t kv = c.shape.kv_heads;
     queries_ = DeviceArray<bf16>(nan_bf16(batch * c.shape.heads * sessions_[0].d_query()));
+    summary_ = DeviceArray<float>(
+        nan_float(batch * kv * cuda::summary_width(c.shape, c.settings.head_reduce)));
+    if (c.written) written_prepare();
     semantic_ = DeviceArray<bf16>(nan_bf16(batch * kv * c.shape.d_semantic()));
     positional_ = DeviceArray<bf16>(nan_bf16(batch * kv * c.shape.d_positional()));
     out_ = DeviceArray<bf16>(nan_bf16(batch * c.shape.heads * c.shape.d_semantic()));
@@ -81,6 +85,7 @@ class DecodeRun {
     step_.sessions = views_.data();
     step_.batch = static_cast<int>(batch);
     step_.queries = queries_.data();
+    if (c.shape.form == Form::mla) step_.summary = summary_.data();
     step_.semantic = semantic_.data();
     step_.positional = positional_.data();
     step_.out = out_.data();
@@ -90,8 +95,8 @@ class DecodeRun {
     std::vector<std::int64_t> planned = c.lengths;
     if (c.chunk > 0) planned.assign(planned.size(), 131072);
     const std::int64_t longest = *std::max_element(planned.begin(), planned.end()) + c.steps;
-    plan_ = cuda::decode_plan(c.shape, c.settings, c.type, planned.data(), step_.batch, longest,
-                              c.kernels);
+    plan_ = cuda::decode_plan(gpu(), c.shape, c.settings, c.type, planned.data(), step_.batch,
+                              longest, c.kernels);
     if (c.chunk > 0) plan_.chunk = c.chunk;
     if (c.blocks > 0) {
       plan_.blocks = c.blocks;
@@ -108,7 +113,8 @@ class DecodeRun {
     if (c_.graph) {
       cudaGraph_t captured = nullptr;
       cuda::check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-      cuda::decode(step_, plan_, workspace_.data(), c_.kernels, stream_);
+      if (c_.written) products_->space().multiply(writing_, stream_);
+      cuda::decode(step_, plan_, workspace_.data(), c_.kernels, stream_.queue());
       cuda::check(cudaStreamEndCapture(stream_, &captured), "capture");
       cuda::check(cudaGraphInstantiate(&graph, captured, 0), "a graph");
       cudaGraphDestroy(captured);
@@ -119,7 +125,7 @@ class DecodeRun {
       if (graph != nullptr) {
         cuda::check(cudaGraphLaunch(graph, stream_), "a graph");
       } else {
-        cuda::decode(step_, plan_, workspace_.data(), c_.kernels, stream_);
+        cuda::decode(step_, plan_, workspace_.data(), c_.kernels, stream_.queue());
       }
       stream_.wait();
       right = step_check(i, outs);
@@ -212,8 +218,27 @@ class DecodeRun {
     return p < sink ? p : sink + (p - sink) % ring;
   }
 
+  /// A product with the identity, which writes the step's queries as the kernel right before it.
+  void written_prepare() {
+    const std::int64_t width = sessions_[0].d_query();
+    staged_ = DeviceArray<bf16>(nan_bf16(static_cast<std::int64_t>(queries_.size())));
+    std::vector<bf16> identity(static_cast<std::size_t>(width * width), bf16_of(0));
+    for (std::int64_t i = 0; i < width; ++i) {
+      identity[static_cast<std::size_t>(i * (width + 1))] = bf16_of(1);
+    }
+    identity_ = DeviceArray<bf16>(identity);
+    writing_.a = staged_.data();
+    writing_.b = identity_.data();
+    writing_.c = queries_.data();
+    writing_.rows = static_cast<std::int64_t>(queries_.size()) / width;
+    writing_.columns = writing_.inner = width;
+    writing_.a_stride = writing_.b_stride = writing_.c_stride = width;
+    products_.emplace();
+  }
+
   void inputs_upload(std::int64_t step) {
     std::vector<bf16> queries, semantic, positional;
+    std::vector<float> summary;
     for (std::size_t b = 0; b < sessions_.size(); ++b) {
       const std::int64_t t = c_.lengths[b] + step;
       const DecodeSession& s = sessions_[b];
@@ -225,7 +250,20 @@ class DecodeRun {
       append(semantic, s.semantic, c_.shape.kv_heads * c_.shape.d_semantic());
       append(positional, s.positional, c_.shape.kv_heads * c_.shape.d_positional());
     }
-    queries_.upload(queries);
+    for (std::size_t b = 0; b < sessions_.size(); ++b) {
+      for (std::int64_t kv = 0; kv < c_.shape.kv_heads; ++kv) {
+        for (const double value : sessions_[b].summary_row(c_.lengths[b] + step, kv)) {
+          summary.push_back(static_cast<float>(value));
+        }
+      }
+    }
+    summary_.upload(summary);
+    if (c_.written) {
+      staged_.upload(queries);
+      queries_.upload(nan_bf16(static_cast<std::int64_t>(queries_.size())));
+    } else {
+      queries_.upload(queries);
+    }
     semantic_.upload(semantic);
     positional_.upload(positional);
     out_.upload(nan_bf16(static_cast<std::int64_t>(out_.size())));
@@ -389,7 +427,7 @@ class DecodeRun {
   Layout layout_;
   Random random_;
   float scale_ = 0;
-  cuda::Stream stream_;
+  cuda::Stream stream_{gpu()};
   std::optional<DecodePool> pool_;
   std::vector<DecodeSession> sessions_;
   std::vector<DeviceSession> devices_;
@@ -399,7 +437,10 @@ class DecodeRun {
   DeviceArray<bf16> exact_semantic_, exact_positional_;
   DeviceArray<cuda::SessionView> views_;
   DeviceArray<bf16> queries_, semantic_, positional_, out_;
-  DeviceArray<float> lse_;
+  DeviceArray<float> summary_, lse_;
+  DeviceArray<bf16> staged_, identity_;
+  cuda::Product writing_;
+  std::optional<TestProducts> products_;
   DeviceArray<std::uint8_t> workspace_;
   cuda::Decode step_;
   cuda::DecodePlan plan_;

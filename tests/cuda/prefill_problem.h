@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/cuda/prefill.h"
+#include "attention/cuda/prefill/prefill.h"
 #include "cuda/support.h"
 
 namespace lca::test {
@@ -134,7 +134,7 @@ class PrefillProblem {
   }
 
   /// Runs the kernel and compares; one line for what is wrong, empty where nothing is.
-  std::string wrong(cuda::Kernels kernels) {
+  std::string wrong(cuda::Kernels kernels, bool captured = false) {
     const PrefillCase& c = case_;
     const std::int64_t outs = query_rows_ * c.heads;
     DeviceArray<bf16> out(nan_bf16(outs * c.d_value));
@@ -156,10 +156,26 @@ class PrefillProblem {
     problem.lse = c.lse ? lse.data() : nullptr;
 
     cuda::Buffer workspace(cuda::prefill_workspace_bytes(placed_.size()));
-    const cuda::Stream stream;
+    const cuda::Stream stream(gpu());
     {
-      const std::vector<cuda::PrefillRun> runs = placed_;  // gone before the kernel is
-      cuda::prefill(problem, runs, workspace.as<void>(), kernels, stream);
+      std::vector<cuda::PrefillRun> runs = placed_;  // gone before the kernel is
+      if (captured) {
+        cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+      }
+      cuda::prefill(problem, runs, workspace.as<void>(), kernels, stream.queue());
+      runs.assign(runs.size(), {});
+    }
+    if (captured) {
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t replay = nullptr;
+      cuda::check(cudaStreamEndCapture(stream, &graph), "capture");
+      cuda::check(cudaGraphInstantiate(&replay, graph, 0), "a graph");
+      for (int i = 0; i < 2; ++i) {  // the second finds what the first left behind
+        cuda::check(cudaGraphLaunch(replay, stream), "a graph");
+      }
+      stream.wait();
+      cudaGraphExecDestroy(replay);
+      cudaGraphDestroy(graph);
     }
     stream.wait();
     return compare(out.download(), lse.download());

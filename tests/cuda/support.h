@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "attention/cuda/layer.h"
-#include "core/cuda/device.h"
+#include "core/cuda/memory.h"
+#include "ops/cuda/product.h"
 #include "support/random.h"
 
 /// First line of a test that needs the GPU: skips it with the reason where there is none.
@@ -22,6 +23,21 @@
 namespace lca::test {
 
 using bf16 = __nv_bfloat16;
+
+/// The GPU that tests run on, and its default stream.
+inline const cuda::Device& gpu() { return cuda::Device::at(0); }
+inline cuda::Queue gpu_queue() { return {&gpu(), nullptr}; }
+
+/// Products with scratch of their own.
+class TestProducts {
+ public:
+  TestProducts() : products_(gpu()), scratch_(cuda::Products::kScratchBytes) {}
+  cuda::ProductSpace space() { return {&products_, scratch_.as<void>()}; }
+
+ private:
+  cuda::Products products_;
+  cuda::Buffer scratch_;
+};
 
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 

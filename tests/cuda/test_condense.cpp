@@ -95,7 +95,7 @@ void condense_check(const CondenseCase& c, std::uint64_t seed, std::int64_t& nea
   job.out_semantic = out_semantic.data();
   job.out_positional = out_positional.data();
   job.out_bias = c.settings.mass == Mass::score ? out_bias.data() : nullptr;
-  cuda::condense(job, nullptr);
+  cuda::condense(job, gpu_queue());
   const std::vector<bf16> got_semantic = out_semantic.download();
   const std::vector<bf16> got_positional = out_positional.download();
   const std::vector<float> got_bias = out_bias.download();
@@ -323,7 +323,7 @@ TEST(CudaCondense, EqualAndHugeScoresStayNumbersAndTiesGoToTheFirst) {
   job.count = 1;
   job.out_semantic = out_semantic.data();
   job.out_positional = out_positional.data();
-  cuda::condense(job, nullptr);
+  cuda::condense(job, gpu_queue());
   const std::vector<bf16> got = out_positional.download();
   for (std::int64_t i = 0; i < 64; ++i) {
     ASSERT_EQ(double_of(got[at(i)]), double_of(positional[at(5 * 64 + i)])) << "column " << i;

@@ -1,6 +1,6 @@
 // The decode step of the GPU: shapes, settings and ways of cutting the work.
 
-#include "attention/cuda/decode.h"
+#include "attention/cuda/decode/decode.h"
 
 #include <gtest/gtest.h>
 
@@ -128,7 +128,7 @@ TEST(CudaDecode, BlocksOfManyPagesStream) {
 /// 70 representatives, 44 … 47 exact tokens around the end of the ring, a group that leaves: five
 /// tiles of Hopper's kernel for wide latents, over fewer blocks, as many, and more.
 void expect_few_blocks_right(std::initializer_list<std::pair<int, int>> plans) {
-  if (!cuda::device().hopper()) GTEST_SKIP() << "this kernel needs a Hopper GPU";
+  if (!gpu().hopper()) GTEST_SKIP() << "this kernel needs a Hopper GPU";
   DecodeCase c;
   c.shape = shapes()[0].shape;
   c.settings = settings_of(4, 44, 0, Mass::score);
@@ -292,6 +292,26 @@ TEST(CudaDecode, FortyStepsOfOneGraph) {
     c.shape = shapes()[which].shape;
     expect_right(c);
   }
+}
+
+TEST(CudaDecode, QueriesMayBeWrittenByTheKernelRightBefore) {
+  LCA_NEEDS_GPU();
+  DecodeCase c;
+  c.settings = settings_of(4, 7, 2, Mass::score);
+  c.lengths = {9 + 4 * 30, 40};
+  c.steps = 30;
+  c.seed = 1100;
+  c.graph = c.written = true;
+  for (const std::size_t which : {0u, 2u, 4u}) {
+    c.name = std::string("written in the graph, ") + shapes()[which].name;
+    c.shape = shapes()[which].shape;
+    expect_right(c);
+  }
+  // Hopper's kernel for wide latents, which starts before the product has ended.
+  c.name = "written in the graph, pages";
+  c.shape = shapes()[0].shape;
+  c.chunk = 64;
+  expect_right(c);
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ TEST(CudaGroups, PagesGiveBackWhatWasAppendedWithinTheirPrecision) {
           cuda::groups_append(shape, pool.view, pool.pages.data(), first, count,
                               in_semantic.data() + first * kv * d_s,
                               in_positional.data() + first * kv * d_p,
-                              with_bias ? in_bias.data() + first * kv : nullptr, nullptr);
+                              with_bias ? in_bias.data() + first * kv : nullptr, gpu_queue());
         }
 
         constexpr std::int64_t kFrom = 3;
@@ -119,7 +119,7 @@ TEST(CudaGroups, PagesGiveBackWhatWasAppendedWithinTheirPrecision) {
         const DeviceArray<bf16> out_positional(nan_bf16((kRead + 1) * kv * d_p));
         const DeviceArray<float> out_bias(nan_float((kRead + 1) * kv));
         cuda::groups_gather(shape, pool.view, pool.pages.data(), kFrom, kRead, out_semantic.data(),
-                            out_positional.data(), out_bias.data(), nullptr);
+                            out_positional.data(), out_bias.data(), gpu_queue());
 
         const auto compare = [&](const std::vector<bf16>& sent, const std::vector<bf16>& got,
                                  std::int64_t width, std::int64_t block, GroupType stored,

@@ -304,7 +304,7 @@ void files_run(const std::vector<fs::path>& files) {
   };
   {
     // While this process holds the GPU, starting CUDA in others is short.
-    const cuda::Stream held;
+    const cuda::Stream held(gpu());
     std::vector<std::jthread> workers;
     const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
     for (unsigned i = 0; i < std::min(kMostAtOnce, cores); ++i) workers.emplace_back(work);

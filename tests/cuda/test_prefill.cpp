@@ -36,11 +36,11 @@ PrefillCase with(const Widths& widths) {
 }
 
 /// True where both kernels are right.
-bool right(const PrefillCase& c) {
+bool right(const PrefillCase& c, bool captured = false) {
   PrefillProblem problem(c);
   bool fine = true;
   for (const cuda::Kernels kernels : {cuda::Kernels::portable, cuda::Kernels::fast}) {
-    const std::string wrong = problem.wrong(kernels);
+    const std::string wrong = problem.wrong(kernels, captured);
     if (wrong.empty()) continue;
     ADD_FAILURE() << (kernels == cuda::Kernels::fast ? "fast: " : "portable: ") << c.describe()
                   << "\n"
@@ -155,6 +155,19 @@ TEST(CudaPrefill, TakesMoreRunsThanALaunchCarries) {
     c.runs.push_back({0, 0});  // nothing to do
     c.runs.push_back({0, 140});
     right(c);
+  }
+}
+
+TEST(CudaPrefill, CapturedCallsKeepAnyNumberOfRuns) {
+  LCA_NEEDS_GPU();
+  for (const Widths& widths : {kDeepSeek, kMiniCpm}) {
+    PrefillCase c = with(widths);
+    c.seed = 4100;
+    c.layout = layout_of(MethodKind::lca, 4, 8, 2);
+    for (std::int64_t i = 0; i < 150; ++i) c.runs.push_back({i % 7 * 5, 1 + i * 13 % 40});
+    c.runs.push_back({0, 0});  // nothing to do
+    c.runs.push_back({0, 140});
+    right(c, true);
   }
 }
 

@@ -2,15 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <lca/error.h>
 
-#include "attention/cuda/product.h"
 #include "cuda/support.h"
+#include "ops/cuda/product.h"
 
 namespace lca::test {
 namespace {
@@ -80,8 +82,9 @@ void expect_right(const ProductCase& c) {
   product.a_batch = c.rows * a_stride;
   product.b_batch = c.one_b ? 0 : b_rows * b_stride;
   product.c_batch = c.rows * c_stride;
-  const cuda::Stream stream;
-  cuda::product(product, stream);
+  const cuda::Stream stream(gpu());
+  TestProducts products;
+  products.space().multiply(product, stream);
   stream.wait();
 
   const std::vector<Out> got = c_device.download();
@@ -171,6 +174,48 @@ TEST(CudaProduct, IsZeroWithoutAnythingToAddUp) {
   expect_right<bf16>({0, 5, 4});
 }
 
+TEST(CudaProduct, ACapturedProductOutlivesTheThreadThatCapturedIt) {
+  LCA_NEEDS_GPU();
+  // Long sums of few results: an algorithm that splits them and needs its scratch.
+  constexpr std::int64_t kRows = 8, kColumns = 16, kInner = 8192;
+  const DeviceArray<bf16> a(std::vector<bf16>(kRows * kInner, bf16_of(1)));
+  const DeviceArray<bf16> b(std::vector<bf16>(kColumns * kInner, bf16_of(0.5)));
+  const DeviceArray<float> c(nan_float(kRows * kColumns));
+  cuda::Product product;
+  product.a = a.data();
+  product.b = b.data();
+  product.c = c.data();
+  product.rows = kRows;
+  product.columns = product.c_stride = kColumns;
+  product.inner = product.a_stride = product.b_stride = kInner;
+  product.c_float = true;
+  const cuda::Stream stream(gpu());
+  const cuda::Buffer scratch(cuda::Products::kScratchBytes);
+  cudaGraphExec_t replay = nullptr;
+  std::thread([&] {
+    cuda::Products products(gpu());
+    cudaGraph_t graph = nullptr;
+    cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    products.multiply(product, scratch.as<void>(), stream);
+    cuda::check(cudaStreamEndCapture(stream, &graph), "capture");
+    cuda::check(cudaGraphInstantiate(&replay, graph, 0), "a graph");
+    cudaGraphDestroy(graph);
+  }).join();
+  // What the thread had allocated, had it, would be someone else's by now.
+  const cuda::Buffer other(cuda::Products::kScratchBytes);
+  cuda::check(cudaMemset(other.as<void>(), 0xff, other.bytes()), "poison");
+  cuda::check(cudaDeviceSynchronize(), "poison");
+  cuda::check(cudaGraphLaunch(replay, stream), "a graph");
+  stream.wait();
+  for (const float value : c.download()) EXPECT_EQ(value, 0.5f * kInner);
+  std::vector<std::uint8_t> after(other.bytes());
+  cuda::check(cudaMemcpy(after.data(), other.as<void>(), after.size(), cudaMemcpyDeviceToHost),
+              "reading");
+  EXPECT_TRUE(std::ranges::all_of(after, [](std::uint8_t byte) { return byte == 0xff; }))
+      << "the product wrote memory that it was not given";
+  cudaGraphExecDestroy(replay);
+}
+
 TEST(CudaProduct, RefusesRowsThatOverlap) {
   LCA_NEEDS_GPU();
   cuda::Product product;
@@ -178,7 +223,8 @@ TEST(CudaProduct, RefusesRowsThatOverlap) {
   product.columns = product.inner = 8;
   product.a_stride = 7;
   product.b_stride = product.c_stride = 8;
-  EXPECT_THROW(cuda::product(product, nullptr), Error);
+  TestProducts products;
+  EXPECT_THROW(products.space().multiply(product, nullptr), Error);
 }
 
 }  // namespace

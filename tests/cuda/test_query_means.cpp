@@ -12,7 +12,7 @@ namespace lca::test {
 namespace {
 
 /// Queries of one document as a model lays them: [rows][H][d_n + d_r], both parts in one row, with
-/// `slack` values between heads that nobody may read.
+/// `slack` values between heads that may not be read.
 struct TestQueries {
   TestQueries(Random& random, const AttentionShape& shape_in, std::int64_t first,
               std::int64_t rows_in, std::int64_t slack)
@@ -51,7 +51,7 @@ struct TestQueries {
   cuda::QueryRows view;
 };
 
-/// Means on the GPU, with room for one more group that must stay untouched.
+/// Means on the GPU, with one more group that must stay untouched.
 struct TestMeans {
   TestMeans(const AttentionShape& shape_in, HeadReduce reduce_in, std::int64_t count_in)
       : shape(shape_in),
@@ -156,7 +156,7 @@ TEST(CudaQueryMeans, MeansOfQueriesAreMeansOfTheRangesTheLayoutNames) {
         const TestQueries queries(random, shape, first.begin, last.end - first.begin, slack);
         const TestMeans means(shape, reduce, c.count);
         cuda::query_means(shape, reduce, c.layout, c.prompt, queries.view, c.first_group, c.count,
-                          means.view, nullptr);
+                          means.view, gpu_queue());
         means.expect(queries, [&](std::int64_t k) -> Range {
           const Range range = c.layout.summary_range(c.first_group + k, c.prompt);
           return {range.begin - first.begin, range.end - first.begin};
@@ -167,7 +167,7 @@ TEST(CudaQueryMeans, MeansOfQueriesAreMeansOfTheRangesTheLayoutNames) {
   }
 }
 
-TEST(CudaQueryMeans, RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes) {
+TEST(CudaQueryMeans, RopeRotatesQueriesInPlaceAndMeansAreOfRotatedOnes) {
   LCA_NEEDS_GPU();
   std::uint64_t seed = 500;
   for (const AttentionShape& shape : mean_shapes()) {
@@ -192,7 +192,7 @@ TEST(CudaQueryMeans, RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes) {
         const TestMeans means(shape, HeadReduce::mean, kCount);
         cuda::rope_query_means(shape, layout_of(group, 8, 0, group), queries.view,
                                device_cosine.data(), device_sine.data(), interleaved, means.view,
-                               nullptr);
+                               gpu_queue());
 
         const std::vector<bf16> before = queries.values;
         queries.values = queries.device.download();
@@ -207,9 +207,9 @@ TEST(CudaQueryMeans, RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes) {
               double& y = want[at(base + (interleaved ? 2 * i + 1 : half + i))];
               const double c = double_of(cosine[at(t * half + i)]);
               const double s = double_of(sine[at(t * half + i)]);
-              const double turned = x * c - y * s;
+              const double rotated = x * c - y * s;
               y = y * c + x * s;
-              x = turned;
+              x = rotated;
             }
           }
         }
@@ -220,7 +220,7 @@ TEST(CudaQueryMeans, RopeTurnsQueriesInPlaceAndMeansAreOfTurnedOnes) {
           want[i] = 0;
           queries.values[i] = bf16_of(0);
         }
-        ASSERT_TRUE(values_near(queries.values, want, 4.1e-3)) << "turned queries";
+        ASSERT_TRUE(values_near(queries.values, want, 4.1e-3)) << "rotated queries";
         means.expect(queries, [&](std::int64_t k) -> Range {
           return {k * group, (k + 1) * group};
         });
@@ -261,8 +261,9 @@ TEST(CudaQueryMeans, AbsorbedMeansMatchASumOverHeads) {
         const DeviceArray<float> device_rope(rope);
         const DeviceArray<bf16> device_w(w);
         const DeviceArray<float> summary(nan_float((count + 1) * kept * width));
+        TestProducts products;
         cuda::summary_absorb(shape, reduce, {device_nope.data(), device_rope.data()}, count,
-                             device_w.data(), summary.data(), nullptr);
+                             device_w.data(), summary.data(), products.space(), gpu_queue());
 
         std::vector<double> want;
         for (std::int64_t k = 0; k < count; ++k) {

@@ -132,7 +132,7 @@ void summary_check(const AttentionShape& shape, const Case& c, const CaseQueries
   const std::int64_t width = shape.d_latent + shape.d_rope;
   const DeviceArray<float> summary(nan_float((c.count + 1) * width));
   cuda::query_summary(shape, c.layout, queries.view, c.first_group, c.count, device_w.data(),
-                      summary.data(), nullptr);
+                      summary.data(), gpu_queue());
   const std::vector<float> got = summary.download();
   ASSERT_TRUE(summary_near(got, summary_expected(shape, c, queries, w), width));
   ASSERT_TRUE(is_nan_from(got, c.count * width)) << "written after the last group";
@@ -162,10 +162,10 @@ TEST(CudaQuerySummary, SummariesAreAbsorbedMeansOfTheRangesTheLayoutNames) {
       const std::vector<bf16> w =
           random_bf16(random, shape.heads * shape.d_nope * shape.d_latent, 0.1);
       const DeviceArray<bf16> device_w(w);
-      if (!cuda::query_summary_fits(shape, HeadReduce::mean, c.layout, queries.view, c.first_group,
-                                    device_w.data())) {
-        // Only for want of shared memory.
-        ASSERT_LT(cuda::device().shared_bytes, shape.d_latent == 512 ? 224u * 1024 : 160u * 1024);
+      if (!cuda::query_summary_fits(gpu(), shape, HeadReduce::mean, &c.layout, queries.view,
+                                    c.first_group, device_w.data())) {
+        // Only for lack of shared memory.
+        ASSERT_LT(gpu().shared_bytes, shape.d_latent == 512 ? 224u * 1024 : 160u * 1024);
         continue;
       }
       ASSERT_NO_FATAL_FAILURE(summary_check(shape, c, queries, w, device_w));
@@ -185,8 +185,8 @@ TEST(CudaQuerySummary, AWholeModelsHeadsAddUp) {
     const std::vector<bf16> w =
         random_bf16(random, shape.heads * shape.d_nope * shape.d_latent, 0.1);
     const DeviceArray<bf16> device_w(w);
-    if (!cuda::query_summary_fits(shape, HeadReduce::sum, c.layout, queries.view, c.first_group,
-                                  device_w.data())) {
+    if (!cuda::query_summary_fits(gpu(), shape, HeadReduce::sum, &c.layout, queries.view,
+                                  c.first_group, device_w.data())) {
       continue;  // the other test says why
     }
     ASSERT_NO_FATAL_FAILURE(summary_check(shape, c, queries, w, device_w));
@@ -203,11 +203,11 @@ TEST(CudaQuerySummary, WhatItCannotDoIsRefused) {
     const bf16* from = data.data() + offset;
     queries.nope = {from, 40 * head_stride, head_stride, static_cast<int>(of.d_nope)};
     queries.rope = {from, 40 * head_stride, head_stride, static_cast<int>(of.d_rope)};
-    return cuda::query_summary_fits(of, reduce, layout, queries, 0, data.data());
+    return cuda::query_summary_fits(gpu(), of, reduce, &layout, queries, 0, data.data());
   };
   const Layout layout = layout_of(16, 32, 0, 16);
   EXPECT_EQ(fits(shape, HeadReduce::sum, layout, 96, 0),
-            cuda::device().shared_bytes >= std::size_t{160} * 1024);
+            gpu().shared_bytes >= std::size_t{160} * 1024);
   EXPECT_FALSE(fits(shape, HeadReduce::max, layout, 96, 0));
   EXPECT_FALSE(fits(shape, HeadReduce::mean, layout, 97, 0));
   EXPECT_FALSE(fits(shape, HeadReduce::mean, layout, 96, 1));

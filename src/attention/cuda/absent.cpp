@@ -1,49 +1,31 @@
-// A build without CUDA: everything says so.
+// A build without CUDA: everything throws.
 
-#include "attention/cuda/bench.h"
 #include "attention/cuda/layer.h"
 #include "core/error.h"
 
 namespace lca::cuda {
+namespace {
 
-std::string unavailable() {
-  return "this build has no CUDA; build with `make cuda` (needs nvcc), or use the CPU";
-}
+[[noreturn]] void fail_absent() { fail_incompatible("{}", device_missing()); }
+
+}  // namespace
 
 struct Layer::State {};
 
 Layer::Layer(const LayerSpec&, const LayerWeights&, int, std::int64_t, const LayerOptions&) {
-  fail_input("{}", unavailable());
+  fail_absent();
 }
 
 Layer::~Layer() = default;
 
-void Layer::prefill(std::span<const HostRun>) {}
+void Layer::prefill(std::span<const HostRun>) { fail_absent(); }
 
-void Layer::decode(std::span<const HostRun>) {}
+void Layer::decode(std::span<const HostRun>) { fail_absent(); }
 
-HostGroups Layer::groups(int) const { return {}; }
+std::int64_t Layer::length(int) const { fail_absent(); }
 
-BenchDevice bench_device() { fail_input("{}", unavailable()); }
+Cache Layer::to_host(int) const { fail_absent(); }
 
-Timed bench_prefill(const BenchSetup&, std::int64_t) { return {}; }
-
-Timed bench_condense(const BenchSetup&, std::int64_t, CondenseWork) { return {}; }
-
-Timed bench_rebuild(const BenchSetup&, std::int64_t) { return {}; }
-
-Timed bench_decode(const BenchSetup&, std::int64_t, int) { return {}; }
-
-double bench_prefill_bytes(const BenchSetup&, std::int64_t) { return 0; }
-
-double bench_condense_bytes(const BenchSetup&, std::int64_t, CondenseWork) { return 0; }
-
-double bench_decode_bytes(const BenchSetup&, std::int64_t, int) { return 0; }
-
-void bench_memory_check(double, const std::string&) {}
-
-double bench_cache_bytes(const BenchSetup&, std::int64_t) { return 0; }
-
-double bench_condense_traffic(const BenchSetup&, std::int64_t, CondenseWork) { return 0; }
+void Layer::from_host(int, const Cache&) { fail_absent(); }
 
 }  // namespace lca::cuda

@@ -1,7 +1,7 @@
 #pragma once
-/// One attention layer on the GPU, from host memory to host memory: what `lca op`, the tests and
-/// whoever wants to check the kernels call. No CUDA type appears here, so that builds without CUDA
-/// have it too; there it throws.
+/// One attention layer on the GPU, from host memory to host memory: a thin runner over the calls
+/// that models use (calls.h), for `lca op` and for tests. No CUDA type appears here, so that builds
+/// without CUDA have it too; there it throws.
 
 #include <lca/cache.h>
 #include <lca/method.h>
@@ -12,11 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "core/cuda/device_name.h"
+
 namespace lca::cuda {
 
 /// Why CUDA cannot be used here (not built in, no GPU, too old), in one line that says what to do;
 /// empty where it can.
-std::string unavailable();
+inline std::string unavailable() { return device_missing(); }
 
 /// How representatives are stored; the names are those of `--groups`.
 enum class GroupStorage : std::uint8_t { bf16 = 0, fp8 = 1, int8 = 2 };
@@ -24,7 +26,8 @@ enum class GroupStorage : std::uint8_t { bf16 = 0, fp8 = 1, int8 = 2 };
 struct LayerOptions {
   bool portable = false;  ///< only kernels that every GPU since sm_80 runs
   GroupStorage groups = GroupStorage::bf16;
-  bool poison = false;  ///< fills every buffer and every unused slot with NaN first; for tests
+  bool poison = false;  ///< fills all memory with NaN first; for tests
+  int device = 0;       ///< which GPU
 };
 
 /// One sequence's part in a call: a run of consecutive tokens, in host memory. Float32 tensors are
@@ -35,14 +38,6 @@ struct HostRun {
   Entries entries;
   float* out = nullptr;  ///< [L,H,d_v]
   float* lse = nullptr;  ///< [L,H]
-};
-
-/// What a sequence's cache has condensed.
-struct HostGroups {
-  std::int64_t count = 0;
-  std::vector<float> semantic;    ///< [m,KV,d_semantic]
-  std::vector<float> positional;  ///< [m,KV,d_positional]
-  std::vector<float> bias;        ///< [m,KV]
 };
 
 /// A layer with the device caches of `sequences` sequences. `longest` bounds their lengths.
@@ -57,8 +52,12 @@ class Layer {
   void prefill(std::span<const HostRun> runs);
   /// One token for every sequence, in order.
   void decode(std::span<const HostRun> runs);
-  /// The representatives as readers see them (dequantised).
-  HostGroups groups(int sequence) const;
+
+  std::int64_t length(int sequence) const;
+  /// A sequence's cache in its host form, representatives as readers see them (dequantised).
+  Cache to_host(int sequence) const;
+  /// Replaces what a sequence holds.
+  void from_host(int sequence, const Cache& cache);
 
  private:
   struct State;

@@ -4,25 +4,13 @@
 
 #include <lca/cache.h>
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "attention/layout.h"
 #include "core/cuda/device.h"
+#include "core/cuda/head_rows.h"
 
 namespace lca::cuda {
-
-using bf16 = __nv_bfloat16;
-
-/// Rows of vectors, one per head: element (row, head, i) at data[row·row_stride + head·head_stride
-/// + i]. A tensor without heads (k_rope of MLA) has head_stride 0.
-struct HeadRows {
-  const bf16* data = nullptr;
-  std::int64_t row_stride = 0;
-  std::int64_t head_stride = 0;
-  int width = 0;
-};
 
 // --- prefill -----------------------------------------------------------------------------------
 

@@ -1,5 +1,8 @@
 #include "core/cuda/device.h"
 
+#include <charconv>
+#include <memory>
+
 #include "core/error.h"
 
 namespace lca::cuda {
@@ -10,71 +13,129 @@ void check(cudaError_t status, const char* doing) {
   if (status == cudaErrorMemoryAllocation) {
     fail_memory("{}: the GPU's memory is full; use a shorter context or a smaller batch", doing);
   }
-  fail_internal("{}: CUDA says: {}", doing, cudaGetErrorString(status));
+  fail_internal("{}: CUDA reports: {}", doing, cudaGetErrorString(status));
 }
 
 namespace {
 
-struct Found {
-  Device device;
+/// GPUs, or why there are none.
+struct Count {
+  int devices = 0;
   std::string missing;
-};
 
-Found device_find() {
-  Found found;
-  int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status != cudaSuccess || count == 0) {
+  Count() {
+    const cudaError_t status = cudaGetDeviceCount(&devices);
+    if (status == cudaSuccess && devices > 0) return;
     cudaGetLastError();
-    found.missing = fmt::format("no NVIDIA GPU can be used here ({}); use the CPU",
-                                status == cudaSuccess ? "none found" : cudaGetErrorString(status));
-    return found;
+    devices = 0;
+    missing = fmt::format("no NVIDIA GPU can be used here ({}); use the CPU",
+                          status == cudaSuccess ? "none found" : cudaGetErrorString(status));
   }
-  int index = 0;
-  cudaDeviceProp properties{};
-  check(cudaGetDevice(&index), "asking for the GPU");
-  check(cudaGetDeviceProperties(&properties, index), "asking what the GPU can do");
-  found.device = {properties.name,           properties.major,
-                  properties.minor,          properties.multiProcessorCount,
-                  properties.totalGlobalMem, properties.sharedMemPerBlockOptin};
-  if (properties.major < 8) {
-    found.missing = fmt::format(
-        "the GPU {} (compute capability {}.{}) is too old: the kernels need 8.0; use the CPU",
-        properties.name, properties.major, properties.minor);
-  }
-  return found;
-}
-
-const Found& found() {
-  static const Found once = device_find();
-  return once;
-}
+};
 
 }  // namespace
 
-const std::string& device_missing() { return found().missing; }
+/// All GPUs that were asked for, by ordinal.
+struct DeviceTable {
+  std::mutex lock;
+  std::map<int, std::unique_ptr<Device>> devices;
 
-const Device& device() {
-  if (!found().missing.empty()) fail_incompatible("{}", found().missing);
-  return found().device;
+  static DeviceTable& all() {
+    static DeviceTable table;
+    return table;
+  }
+
+  const Device& find(int ordinal) {
+    const std::lock_guard hold(lock);
+    std::unique_ptr<Device>& found = devices[ordinal];
+    if (found) return *found;
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, ordinal), "asking what the GPU can do");
+    found.reset(new Device);
+    found->ordinal = ordinal;
+    found->name = properties.name;
+    found->major = properties.major;
+    found->minor = properties.minor;
+    found->multiprocessors = properties.multiProcessorCount;
+    found->memory = properties.totalGlobalMem;
+    found->cache = static_cast<std::size_t>(properties.l2CacheSize);
+    found->shared_bytes = properties.sharedMemPerBlockOptin;
+    return *found;
+  }
+};
+
+int device_count() { return Count().devices; }
+
+std::string device_missing(int ordinal) {
+  const Count count;
+  if (count.devices == 0) return count.missing;
+  if (ordinal < 0 || ordinal >= count.devices) {
+    return fmt::format(
+        "there is no GPU cuda:{}; this machine has {} ({})", ordinal, count.devices,
+        count.devices == 1 ? "cuda:0" : fmt::format("cuda:0 to cuda:{}", count.devices - 1));
+  }
+  const Device& device = DeviceTable::all().find(ordinal);
+  if (device.major >= 8) return {};
+  return fmt::format(
+      "the GPU {} (compute capability {}.{}) is too old: the kernels need 8.0; use the CPU",
+      device.name, device.major, device.minor);
 }
 
-Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
-  if (bytes > 0) check(cudaMalloc(&data_, bytes), "reserving GPU memory");
+int device_parse(std::string_view text) {
+  int ordinal = 0;
+  constexpr std::string_view kName = "cuda";
+  bool valid = text.starts_with(kName);
+  if (valid && text != kName) {
+    const char* const end = text.data() + text.size();
+    const char* const digits = text.data() + kName.size() + 1;
+    const auto [stop, error] = digits <= end ? std::from_chars(digits, end, ordinal)
+                                             : std::from_chars_result{end, std::errc{}};
+    valid = text[kName.size()] == ':' && digits < end && *digits != '-' && stop == end &&
+            error == std::errc{};
+  }
+  if (!valid) fail_input("no device is called '{}'; a GPU is cuda, or cuda:N counted from 0", text);
+  if (const std::string missing = device_missing(ordinal); !missing.empty()) {
+    fail_incompatible("{}", missing);
+  }
+  return ordinal;
 }
 
-Buffer::~Buffer() { cudaFree(data_); }
-
-void Buffer::require(std::size_t bytes) {
-  if (bytes <= bytes_) return;
-  { const Buffer old = std::move(*this); }  // goes before the new is asked for
-  *this = Buffer(bytes);
+const Device& Device::at(int ordinal) {
+  if (const std::string missing = device_missing(ordinal); !missing.empty()) {
+    fail_incompatible("{}", missing);
+  }
+  return DeviceTable::all().find(ordinal);
 }
 
-Stream::Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"); }
+void Device::select() const { check(cudaSetDevice(ordinal), "selecting the GPU"); }
 
-Stream::~Stream() { cudaStreamDestroy(stream_); }
+void Device::shared_allow(const void* kernel, std::size_t bytes) const {
+  const std::lock_guard hold(lock_);
+  std::size_t& allowed = allowed_[kernel];
+  if (bytes <= allowed) return;
+  const DeviceScope scope(*this);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        "allowing a kernel its shared memory");
+  allowed = bytes;
+}
 
-void Stream::wait() const { check(cudaStreamSynchronize(stream_), "running on the GPU"); }
+int Device::remember(const void* kernel, int key, const std::function<int()>& ask) const {
+  {
+    const std::lock_guard hold(lock_);
+    const auto known = remembered_.find({kernel, key});
+    if (known != remembered_.end()) return known->second;
+  }
+  const int value = ask();  // may call shared_allow, which locks
+  const std::lock_guard hold(lock_);
+  return remembered_[{kernel, key}] = value;
+}
+
+DeviceScope::DeviceScope(const Device& device) {
+  check(cudaGetDevice(&before_), "asking for the current GPU");
+  device.select();  // even if it is current: a new thread has no context until it selects
+}
+
+DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
 
 }  // namespace lca::cuda

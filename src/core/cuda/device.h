@@ -1,78 +1,81 @@
 #pragma once
-/// The GPU: finding it, its memory, and CUDA's return codes as errors. Only in builds with CUDA.
+/// One GPU as an object, and CUDA's return codes as errors. Only in builds with CUDA; device_name.h
+/// has what every build has.
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <functional>
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
+#include "core/cuda/device_name.h"
+
 namespace lca::cuda {
 
-/// Throws Error where a CUDA call went wrong; `doing` says what was tried ("copying the queries").
+/// Throws Error where a CUDA call went wrong; `doing` names what was tried ("copying the queries").
 void check(cudaError_t status, const char* doing);
 
-/// What kernels are planned with.
-struct Device {
+/// Which kernels run: the best the GPU has, or those that run on every GPU since sm_80.
+enum class Kernels { fast, portable };
+
+/// What kernels are planned with, and what has been prepared on this GPU. One object per ordinal,
+/// alive until the process ends; every call that depends on the GPU is handed the one it runs on.
+class Device {
+ public:
+  /// GPU `ordinal`; throws Error (incompatible) where it cannot be used.
+  static const Device& at(int ordinal);
+
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  int ordinal = 0;
   std::string name;
   int major = 0;  ///< compute capability
   int minor = 0;
   int multiprocessors = 0;
   std::size_t memory = 0;        ///< bytes in all
+  std::size_t cache = 0;         ///< bytes of L2
   std::size_t shared_bytes = 0;  ///< shared memory that one block may ask for
   bool hopper() const { return major == 9 && minor == 0; }
-};
 
-/// Why no GPU can be used here, in one line; empty where one can.
-const std::string& device_missing();
-
-/// The GPU that is current when first asked for; throws Error where there is none.
-const Device& device();
-
-/// Which kernels run: the best the GPU has, or those that run on every GPU since sm_80.
-enum class Kernels { fast, portable };
-
-/// Memory on the GPU, of its own. Contents start undefined.
-class Buffer {
- public:
-  Buffer() = default;
-  explicit Buffer(std::size_t bytes);
-  ~Buffer();
-  Buffer(Buffer&& other) noexcept { swap(other); }
-  Buffer& operator=(Buffer&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-
-  std::size_t bytes() const { return bytes_; }
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  /// Makes it at least this large; contents are lost when it grows.
-  void require(std::size_t bytes);
+  /// Makes this GPU the calling thread's current one.
+  void select() const;
+  /// Allows `kernel` so much dynamic shared memory; asks CUDA only where it has to be raised.
+  void shared_allow(const void* kernel, std::size_t bytes) const;
+  /// A number that depends on the GPU and is slow to ask for: `ask` is called once per kernel and
+  /// key.
+  int remember(const void* kernel, int key, const std::function<int()>& ask) const;
 
  private:
-  void swap(Buffer& other) {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-  }
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  Device() = default;
+  friend struct DeviceTable;
+
+  mutable std::mutex lock_;
+  mutable std::map<const void*, std::size_t> allowed_;
+  mutable std::map<std::pair<const void*, int>, int> remembered_;
 };
 
-/// A stream of its own.
-class Stream {
+/// Makes a GPU current for a scope.
+class DeviceScope {
  public:
-  Stream();
-  ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-  void wait() const;
+  explicit DeviceScope(const Device& device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
-  cudaStream_t stream_ = nullptr;
+  int before_ = 0;
+};
+
+/// Where work is enqueued: a stream and the GPU it belongs to, which must be the calling thread's
+/// current one.
+struct Queue {
+  const Device* device = nullptr;
+  cudaStream_t stream = nullptr;
+  operator cudaStream_t() const { return stream; }
 };
 
 }  // namespace lca::cuda

@@ -1,0 +1,230 @@
+// From scored tokens to representatives (mechanism §3–§5).
+//
+// Shapes (DeepSeek-V2-Lite, 128K): latents [131072][512] and RoPE keys [131072][64] bf16 in 8128
+// groups of 16, summary [8128 or 1][576] float, out [8128][512] and [8128][64].
+// Bytes: 151 MB read (and 19 MB of summaries in mode `streaming`), 9 MB written: 38 µs at 4.27 TB/s
+// (42 streaming). Operations: 2 · 131072 · 576 for scores and as many for pooling, 0.3 Gflop.
+// No tensor cores; about 1000 instructions a warp, two warps a group: 18 µs if SMs issue perfectly.
+//
+// How data moves: a warp (GQA: for a group of one KV head) or two warps (512 + 64 columns, half of
+// them each) hold a whole group in registers. 16 rows are 18 loads of 16 bytes a lane, all issued
+// before the first is used: 18 KB a group, and 16 warps of 128 registers have 147 KB in flight on
+// an SM. Scores, softmax, pooling and the representative's own score need no second read; 0.8 KB of
+// shared memory a block transpose scores and weights. Everything that no instance here covers
+// goes to condense_plain.cu.
+#include <lca/error.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "attention/cuda/condense/condense.h"
+#include "attention/cuda/condense/condense_job.h"
+#include "attention/cuda/condense/condense_tile.cuh"
+#include "attention/cuda/condense/condense_vectors.h"
+#include "core/cuda/numbers.h"
+
+namespace lca::cuda {
+namespace {
+
+constexpr unsigned kAll = 0xffffffffu;
+
+constexpr int kWarps = 2;
+
+// kSplit warps share a group, each with its part of the columns: 1, or kWarps where a group is too
+// much for one warp's registers.
+template <bool kSemanticScored, int kSemantic, int kPositional, int G, int kSplit>
+__global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const CondenseJob job) {
+  static_assert(G <= 32 && (kSplit == 1 || kSplit == kWarps));
+  using Semantic = Tile<kSemantic / kSplit, G>;
+  using Positional = Tile<kPositional / kSplit, G>;
+  __shared__ float scores[kWarps][2][32];  // of the semantic and the positional part
+  __shared__ float weights[kWarps][32];
+  __shared__ float own_parts[kWarps];
+  const auto sync = [] {
+    if constexpr (kSplit == 1) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  };
+
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int part = kSplit == 1 ? 0 : warp;
+  const std::int64_t item =
+      kSplit == 1 ? static_cast<std::int64_t>(blockIdx.x) * kWarps + warp : blockIdx.x;
+  if (item >= job.items) return;                            // all that meet at a barrier, or none
+  const int kv_heads = kSemanticScored ? 1 : job.kv_heads;  // MLA: rows lie at fixed distances
+  const std::int64_t group = item / kv_heads;
+  const int head = static_cast<int>(item - group * kv_heads);
+
+  constexpr int kSummary = kPositional + (kSemanticScored ? kSemantic : 0);
+  const int semantic_column = part * (kSemantic / kSplit);
+  const int positional_column = part * (kPositional / kSplit);
+  const float* summary = job.summary + group * job.summary_step + head * kSummary;
+  const float* semantic_summary = summary + semantic_column;  // MLA alone
+  const float* positional_summary = summary + kSummary - kPositional + positional_column;
+  const std::int64_t row = group * G * kv_heads + head;
+
+  Semantic semantic;
+  Positional positional;
+  semantic.load(job.semantic + row * kSemantic + semantic_column, kv_heads * kSemantic, lane);
+  positional.load(job.positional + row * kPositional + positional_column, kv_heads * kPositional,
+                  lane);
+  __syncwarp();  // all loads are on their way: see load_now
+  {
+    typename Positional::Query positional_query;
+    positional_query.load(positional_summary, lane);
+    if constexpr (kSemanticScored) {
+      typename Semantic::Query semantic_query;
+      semantic_query.load(semantic_summary, lane);
+      semantic.dots(semantic_query, scores[warp][0], lane);
+    }
+    positional.dots(positional_query, scores[warp][1], lane);
+  }
+  sync();
+
+  // Lane i has token i, in every warp.
+  float score = -INFINITY;
+  if (lane < G) {
+    score = 0;
+#pragma unroll
+    for (int w = 0; w < kSplit; ++w) {
+      const int from = kSplit == 1 ? warp : w;
+      if constexpr (kSemanticScored) score += scores[from][0][lane];
+      score += scores[from][1][lane];
+    }
+    score = score_bounded(score * job.factor);
+  }
+  const float top = warp_max(score);
+  const int best = __ffs(static_cast<int>(__ballot_sync(kAll, score == top))) - 1;
+  const float weight = exp2f((score - top) * kLog2e);
+  const float total = warp_sum(weight);
+  float* alpha = weights[warp];
+  alpha[lane] = weight / total;
+  __syncwarp();
+
+  float own = 0;
+  {
+    float value[Semantic::kAcross][8];
+    uint4 stored[Semantic::kAcross];
+    semantic.pool(job.semantic_pool, alpha, best, lane, value, stored);
+    Semantic::store(stored, job.out_semantic + item * kSemantic + semantic_column, lane);
+    if constexpr (kSemanticScored) {
+      if (job.mass == Mass::score) own = Semantic::own_dot(value, semantic_summary, lane);
+    }
+  }
+  {
+    float value[Positional::kAcross][8];
+    uint4 stored[Positional::kAcross];
+    positional.pool(job.positional_pool, alpha, best, lane, value, stored);
+    Positional::store(stored, job.out_positional + item * kPositional + positional_column, lane);
+    if (job.mass == Mass::score) own += Positional::own_dot(value, positional_summary, lane);
+  }
+  if (job.out_bias != nullptr) {  // the same for all threads
+    own = warp_sum(own);
+    if constexpr (kSplit > 1) {
+      if (lane == 0) own_parts[warp] = own;
+      sync();
+      own = 0;
+#pragma unroll
+      for (int w = 0; w < kSplit; ++w) own += own_parts[w];
+    }
+    own = score_bounded(own * job.factor);
+    if (lane == 0 && part == 0) job.out_bias[item] = mass_bias(job.mass, G, total, top, own);
+  }
+}
+
+// --- which -----------------------------------------------------------------------------------
+
+template <bool kSemanticScored, int kSemantic, int kPositional, int G>
+bool fast_launch(const CondenseJob& job, const Queue& queue) {
+  constexpr int kSplit = (kSemantic + kPositional) * G > 512 * 16 ? kWarps : 1;
+  constexpr int kItems = kWarps / kSplit;  // of a block
+  const auto blocks = static_cast<unsigned>((job.items + kItems - 1) / kItems);
+  condense_warp_kernel<kSemanticScored, kSemantic, kPositional, G, kSplit>
+      <<<blocks, kWarps * 32, 0, queue.stream>>>(job);
+  return true;
+}
+
+// Groups of 8 and 32 cost nothing but compile time; 32 rows of 512 values do not fit in registers.
+template <bool kSemanticScored, int kSemantic, int kPositional>
+bool fast_launch_group(const CondenseJob& job, const Queue& queue) {
+  switch (job.group) {
+    case 8:
+      return fast_launch<kSemanticScored, kSemantic, kPositional, 8>(job, queue);
+    case 16:
+      return fast_launch<kSemanticScored, kSemantic, kPositional, 16>(job, queue);
+    case 32:
+      if constexpr (kSemantic < 512) {
+        return fast_launch<kSemanticScored, kSemantic, kPositional, 32>(job, queue);
+      }
+      return false;
+    default:
+      return false;
+  }
+}
+
+bool fast_launch_any(const CondenseJob& job, const Queue& queue) {
+  for (const void* pointer :
+       {static_cast<const void*>(job.semantic), static_cast<const void*>(job.positional),
+        static_cast<const void*>(job.summary), static_cast<const void*>(job.out_semantic),
+        static_cast<const void*>(job.out_positional)}) {
+    if (!aligned_16(pointer)) return false;
+  }
+  if (job.score_heads != 1) return false;
+  const int s = job.d_semantic;
+  const int p = job.d_positional;
+  if (job.semantic_scored) {
+    if (s == 512 && p == 64) return fast_launch_group<true, 512, 64>(job, queue);
+    if (s == 256 && p == 32) return fast_launch_group<true, 256, 32>(job, queue);
+    return false;
+  }
+  if (s == 128 && p == 128) return fast_launch_group<false, 128, 128>(job, queue);
+  if (s == 64 && p == 64) return fast_launch_group<false, 64, 64>(job, queue);
+  return false;
+}
+
+}  // namespace
+
+int summary_width(const AttentionShape& shape, HeadReduce reduce) {
+  const std::int64_t one =
+      shape.d_rope + (shape.form == Form::mla ? shape.d_latent : std::int64_t{0});
+  return static_cast<int>(reduce == HeadReduce::max ? shape.heads_per_kv() * one : one);
+}
+
+void condense(const Condense& request, const Queue& queue) {
+  if (request.count <= 0) return;
+  const AttentionShape& shape = request.shape;
+  const Settings& settings = request.settings;
+  CondenseJob job{};
+  job.semantic = request.semantic;
+  job.positional = request.positional;
+  job.summary = request.summary;
+  job.summary_step =
+      request.one_summary ? 0 : shape.kv_heads * summary_width(shape, settings.head_reduce);
+  job.out_semantic = request.out_semantic;
+  job.out_positional = request.out_positional;
+  job.out_bias = request.out_bias;
+  job.items = request.count * shape.kv_heads;
+  job.kv_heads = static_cast<int>(shape.kv_heads);
+  job.group = static_cast<int>(settings.group);
+  job.d_semantic = static_cast<int>(shape.d_semantic());
+  job.d_positional = static_cast<int>(shape.d_positional());
+  job.score_heads =
+      static_cast<int>(settings.head_reduce == HeadReduce::max ? shape.heads_per_kv() : 1);
+  job.factor = settings.head_reduce == HeadReduce::mean
+                   ? request.scale / static_cast<float>(shape.heads_per_kv())
+                   : request.scale;
+  job.semantic_pool = settings.semantic_pool;
+  job.positional_pool = settings.positional_pool;
+  job.mass = settings.mass;
+  job.semantic_scored = shape.form == Form::mla;
+  if (job.items > INT32_MAX || settings.group > INT32_MAX) {
+    throw Error(ErrorKind::bad_input, "condensing on the GPU: too many groups, or too large ones");
+  }
+  if (!fast_launch_any(job, queue)) condense_plain(job, queue);
+  check(cudaGetLastError(), "condensing");
+}
+
+}  // namespace lca::cuda

@@ -1,0 +1,165 @@
+// Condensing groups of any size and widths, and the head reduction `max` (mechanism §3–§5): plain
+// loops, a block for each group and KV head. Scores: a warp for each row; pooling: a thread for
+// each column. Shared memory: 4·(g + d_semantic + d_positional) bytes. It reads the group twice
+// (the second time from L1 or L2) and is not meant to be fast: DeepSeek-V2-Lite at 128K has the
+// kernel of condense.cu; with `max` this one does 16 times its operations, 4.8 Gflop, on 170 MB.
+#include <lca/error.h>
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "attention/cuda/condense/condense_job.h"
+#include "attention/cuda/condense/condense_vectors.h"
+#include "core/cuda/numbers.h"
+
+namespace lca::cuda {
+namespace {
+
+constexpr unsigned kAll = 0xffffffffu;
+
+constexpr int kPlainThreads = 128;
+constexpr int kPlainWarps = kPlainThreads / 32;
+
+// A warp's dot products of one row (values from `at`) with every score head's summary, reduced.
+template <typename Value>
+__device__ float plain_score(const CondenseJob& job, const float* summary, int first_head,
+                             int head_step, int lane, const Value& at) {
+  const int scored = job.semantic_scored ? job.d_semantic : 0;
+  const int width = scored + job.d_positional;
+  const int skipped = job.d_semantic - scored;  // GQA: values take no part
+  float best = -FLT_MAX;
+  for (int h = first_head; h < job.score_heads; h += head_step) {
+    float sum = 0;
+    for (int i = lane; i < width; i += 32) sum += at(skipped + i) * summary[h * width + i];
+    best = fmaxf(best, score_bounded(warp_sum(sum) * job.factor));
+  }
+  return best;
+}
+
+// Shared memory: [group] scores, then weights; [d_semantic + d_positional] the pooled row.
+__global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const CondenseJob job) {
+  extern __shared__ float shared[];
+  __shared__ float own_best[kPlainWarps];
+  __shared__ float softmax[2];  // top, total
+  __shared__ int chosen;
+  float* alpha = shared;
+  float* pooled = shared + job.group;
+
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid % 32;
+  const int warp = tid / 32;
+  const std::int64_t item = blockIdx.x;
+  const std::int64_t group = item / job.kv_heads;
+  const std::int64_t head = item - group * job.kv_heads;
+  const int width = job.d_semantic + job.d_positional;
+  const int score_width = job.d_positional + (job.semantic_scored ? job.d_semantic : 0);
+  const float* summary =
+      job.summary + group * job.summary_step + head * job.score_heads * score_width;
+  const std::int64_t row = group * job.group * job.kv_heads + head;
+  const bf16* semantic = job.semantic + row * job.d_semantic;
+  const bf16* positional = job.positional + row * job.d_positional;
+  const std::int64_t semantic_stride = static_cast<std::int64_t>(job.kv_heads) * job.d_semantic;
+  const std::int64_t positional_stride = static_cast<std::int64_t>(job.kv_heads) * job.d_positional;
+
+  for (int t = warp; t < job.group; t += kPlainWarps) {
+    const auto at = [&](int i) {
+      return __bfloat162float(i < job.d_semantic
+                                  ? semantic[t * semantic_stride + i]
+                                  : positional[t * positional_stride + i - job.d_semantic]);
+    };
+    const float score = plain_score(job, summary, 0, 1, lane, at);
+    if (lane == 0) alpha[t] = score;
+  }
+  __syncthreads();
+
+  if (warp == 0) {
+    float top = -INFINITY;
+    int best = job.group;
+    for (int t = lane; t < job.group; t += 32) {
+      if (alpha[t] > top) {  // the first of equals stays
+        top = alpha[t];
+        best = t;
+      }
+    }
+    const float highest = warp_max(top);
+    best = __reduce_min_sync(kAll, top == highest ? best : job.group);
+    float total = 0;
+    for (int t = lane; t < job.group; t += 32) {
+      const float weight = exp2f((alpha[t] - highest) * kLog2e);
+      alpha[t] = weight;  // each lane rewrites what it alone reads
+      total += weight;
+    }
+    total = warp_sum(total);
+    for (int t = lane; t < job.group; t += 32) alpha[t] /= total;
+    if (lane == 0) {
+      softmax[0] = highest;
+      softmax[1] = total;
+      chosen = best;
+    }
+  }
+  __syncthreads();
+
+  for (int i = tid; i < width; i += kPlainThreads) {
+    const bool is_semantic = i < job.d_semantic;
+    const Pool how = is_semantic ? job.semantic_pool : job.positional_pool;
+    const bf16* from = is_semantic ? semantic + i : positional + i - job.d_semantic;
+    const std::int64_t stride = is_semantic ? semantic_stride : positional_stride;
+    float value = 0;
+    bf16 stored;
+    if (how == Pool::select) {
+      stored = from[chosen * stride];
+      value = __bfloat162float(stored);
+    } else {
+      if (how == Pool::max) {
+        value = -INFINITY;
+        for (int t = 0; t < job.group; ++t) {
+          value = fmaxf(value, __bfloat162float(from[t * stride]));
+        }
+      } else if (how == Pool::mean) {
+        for (int t = 0; t < job.group; ++t) value += __bfloat162float(from[t * stride]);
+        value /= static_cast<float>(job.group);
+      } else {
+        for (int t = 0; t < job.group; ++t) value += alpha[t] * __bfloat162float(from[t * stride]);
+      }
+      stored = __float2bfloat16_rn(value);
+    }
+    pooled[i] = value;
+    if (is_semantic) {
+      job.out_semantic[item * job.d_semantic + i] = stored;
+    } else {
+      job.out_positional[item * job.d_positional + i - job.d_semantic] = stored;
+    }
+  }
+  if (job.out_bias == nullptr) return;  // the same for all threads
+  __syncthreads();
+
+  const float own =
+      plain_score(job, summary, warp, kPlainWarps, lane, [&](int i) { return pooled[i]; });
+  if (lane == 0) own_best[warp] = own;
+  __syncthreads();
+  if (tid == 0) {
+    float best = own_best[0];
+    for (int i = 1; i < kPlainWarps; ++i) best = fmaxf(best, own_best[i]);
+    job.out_bias[item] = mass_bias(job.mass, job.group, softmax[1], softmax[0], best);
+  }
+}
+
+}  // namespace
+
+void condense_plain(const CondenseJob& job, const Queue& queue) {
+  const std::size_t bytes =
+      sizeof(float) * (static_cast<std::size_t>(job.group) + job.d_semantic + job.d_positional);
+  constexpr std::size_t kOwnBytes = 1024;  // what the kernel has besides, rounded up
+  if (bytes + kOwnBytes > queue.device->shared_bytes) {
+    throw Error(ErrorKind::bad_input,
+                "condensing on the GPU: groups of " + std::to_string(job.group) +
+                    " tokens do not fit in its shared memory; use smaller groups, or the CPU");
+  }
+  queue.device->shared_allow(reinterpret_cast<const void*>(condense_plain_kernel), bytes);
+  condense_plain_kernel<<<static_cast<unsigned>(job.items), kPlainThreads, bytes, queue.stream>>>(
+      job);
+}
+
+}  // namespace lca::cuda

@@ -1,0 +1,177 @@
+#pragma once
+/// What all decode kernels share: their arguments, where a session stands, the list of entries that
+/// a step reads, and merging of partial softmaxes.
+
+#include <cmath>
+
+#include "attention/cuda/cache/quantised.cuh"
+#include "attention/cuda/condense/condense_job.h"
+#include "attention/cuda/decode/decode.h"
+#include "attention/cuda/decode/decode_place.h"
+#include "core/cuda/numbers.h"
+#include "core/cuda/overlap.cuh"
+#include "core/cuda/warp_ops.cuh"
+
+namespace lca::cuda::decoding {
+
+/// The workspace begins with this many bytes of counters, so that plans of different batches find
+/// the same counters in the same place.
+inline constexpr std::size_t kCounterBytes = std::size_t{1} << 20;
+inline constexpr int kMostClusterBlocks = 8;
+
+struct Args {
+  Decode step;
+  Layout32 layout;
+  float bias_all = 0;  ///< on every representative's logit (natural log)
+  float reduce = 1;    ///< ρ of the head reduction
+  int chunk = 0;
+  int blocks = 0;
+  int cluster = 1;
+  int jobs = 1;
+  int stages = 2;
+  int heads = 0;
+  int kv_heads = 1;
+  int sharing = 1;                ///< query heads of a KV head
+  int* session_counts = nullptr;  ///< [batch]: blocks that know the length
+  int* job_counts = nullptr;      ///< [batch][jobs][cluster]: partials that are there
+  float* partials = nullptr;      ///< [batch][jobs][blocks / cluster][cluster][partial]
+};
+
+/// Which kernel a shape gets, and what a plan must know of it.
+struct Shape {
+  bool fast = false;
+  int jobs = 1;  ///< per session
+  int rows = 1;  ///< query rows of a job's partial result
+};
+Shape kernel_shape(const Device& device, const AttentionShape& shape, const Settings& settings);
+
+void launch_mla(const Args& args, const Queue& queue);
+/// Hopper's kernel for wide latents: whether it takes this, in chunks of whole pages.
+bool stream_fits(const Device& device, const AttentionShape& shape, MethodKind method,
+                 GroupType type);
+void launch_stream(Args args, const Queue& queue);
+void launch_gqa(const Args& args, const Queue& queue);
+/// Blocks of these kernels that run at once in clusters of this size.
+int slots_mla(const Device& device, const AttentionShape& shape, int cluster);
+int slots_gqa(const Device& device, const AttentionShape& shape, int cluster);
+void launch_generic(const Args& args, const Queue& queue);
+
+/// Entries of a block: the plan's chunk, or more where the session has outgrown the plan.
+__device__ inline int chunk_of(const Args& args, int entries) {
+  return max(args.chunk, (entries + args.blocks - 1) / args.blocks);
+}
+
+__device__ inline Place place_of(const Args& args, const SessionView& view, int block) {
+  // Read as volatile: the last block of the session changes it in this launch.
+  Place at(args.layout, *static_cast<const volatile std::int32_t*>(&view.length), view.ring);
+  const int chunk = chunk_of(args, at.entries);
+  at.first = min(block * chunk, at.entries);
+  at.last = min(at.first + chunk, at.entries);
+  return at;
+}
+
+/// Blocks of a job that have entries.
+__device__ inline int active_blocks(const Args& args, const Place& at) {
+  const int chunk = chunk_of(args, at.entries);
+  return (at.entries + chunk - 1) / chunk;
+}
+
+/// Counts one more and gives how many came before. Who counts last sees what all that came before
+/// it, and threads that had a barrier with them since, had written.
+__device__ inline int arrival_count(int* counter) {
+#if __CUDA_ARCH__ >= 700
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;\n"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+#else
+  return 0;
+#endif
+}
+
+/// The last block of the session to come here adds the new token to its length: by then every block
+/// has read it. All threads of the block must have, with a barrier since.
+__device__ inline void length_advance(const Args& args, int session, int n) {
+  const int all = args.blocks * args.jobs;
+  if (arrival_count(args.session_counts + session) != all - 1) return;
+  args.session_counts[session] = 0;
+  if (n > 0) args.step.sessions[session].length = n;  // length −1: a free slot, which stays free
+}
+
+// --- partial softmaxes -------------------------------------------------------------------------
+
+/// A softmax over some entries: the largest logit (base 2), the sum of weights relative to it, and
+/// the weighted sum of values (of some columns).
+struct Partial {
+  float top;
+  float sum;
+  float4 value;
+};
+
+/// The partials load(0) … load(count − 1) as one. Eight are loaded at a time, because each load is
+/// a round trip. A partial without entries has top −∞ and zeros.
+template <typename Load>
+__device__ Partial partials_merge(int count, Load load) {
+  Partial all{-INFINITY, 0.f, {0.f, 0.f, 0.f, 0.f}};
+  for (int begin = 0; begin < count; begin += 8) {
+    Partial part[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      part[i] = {-INFINITY, 0.f, {0.f, 0.f, 0.f, 0.f}};
+      if (begin + i < count) part[i] = load(begin + i);
+    }
+    float top = all.top;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) top = fmaxf(top, part[i].top);
+    const float keep = all.top == -INFINITY ? 0.f : exp2f(all.top - top);
+    all.top = top;
+    all.sum *= keep;
+    all.value.x *= keep;
+    all.value.y *= keep;
+    all.value.z *= keep;
+    all.value.w *= keep;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float weight = part[i].top == -INFINITY ? 0.f : exp2f(part[i].top - top);
+      all.sum += weight * part[i].sum;
+      all.value.x += weight * part[i].value.x;
+      all.value.y += weight * part[i].value.y;
+      all.value.z += weight * part[i].value.z;
+      all.value.w += weight * part[i].value.w;
+    }
+  }
+  return all;
+}
+
+/// Softmax of `count` scores by one warp: the largest, its lowest index, Σ exp(s − largest). Scores
+/// are numbers (score_bounded), so that all lanes agree on them.
+struct GroupWeights {
+  float top;
+  int best;
+  float sum;
+};
+__device__ inline GroupWeights group_weights(const float* scores, int count) {
+  GroupWeights w{-INFINITY, 0x7fffffff, 0.f};
+  for (int i = threadIdx.x & 31; i < count; i += 32) {
+    if (scores[i] > w.top || w.best == 0x7fffffff) {
+      w.top = scores[i];
+      w.best = i;
+    }
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    const float top = __shfl_xor_sync(~0u, w.top, step);
+    const int best = __shfl_xor_sync(~0u, w.best, step);
+    if (top > w.top || (top == w.top && best < w.best)) {
+      w.top = top;
+      w.best = best;
+    }
+  }
+  for (int i = threadIdx.x & 31; i < count; i += 32) w.sum += expf(scores[i] - w.top);
+  w.sum = warp_sum(w.sum);
+  return w;
+}
+
+}  // namespace lca::cuda::decoding

@@ -1,0 +1,39 @@
+#include "core/cuda/memory.h"
+
+#include "core/error.h"
+
+namespace lca::cuda {
+
+Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
+  if (bytes > 0) check(cudaMalloc(&data_, bytes), "allocating GPU memory");
+}
+
+Buffer::~Buffer() { cudaFree(data_); }
+
+void Buffer::require(std::size_t bytes) {
+  if (bytes <= bytes_) return;
+  { const Buffer old = std::move(*this); }  // freed before the new one is allocated
+  *this = Buffer(bytes);
+}
+
+Stream::Stream(const Device& device) : device_(device) {
+  const DeviceScope scope(device);
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+}
+
+Stream::~Stream() { cudaStreamDestroy(stream_); }
+
+void Stream::wait() const { check(cudaStreamSynchronize(stream_), "running on the GPU"); }
+
+void memory_require(double bytes, const std::string& what) {
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
+  constexpr double kGiB = 1024.0 * 1024 * 1024;
+  if (bytes <= static_cast<double>(free)) return;
+  fail_memory(
+      "{} needs {:.1f} GiB of GPU memory and {:.1f} GiB are free; use a shorter context or "
+      "a smaller batch",
+      what, bytes / kGiB, static_cast<double>(free) / kGiB);
+}
+
+}  // namespace lca::cuda
