@@ -34,12 +34,28 @@ std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length);
 struct Entries {
   ConstTensor semantic;    ///< MLA: c [L,1,d_c]; GQA: v [L,KV,d_v]
   ConstTensor positional;  ///< MLA: k_rope [L,1,d_r]; GQA: k [L,KV,d]
+
+  /// Keys [L,KV,d] and values [L,KV,d_v].
+  static Entries gqa(const ConstTensor& k, const ConstTensor& v) {
+    return {.semantic = v, .positional = k};
+  }
+  /// Latents [L,1,d_c] and RoPE keys [L,1,d_r].
+  static Entries mla(const ConstTensor& c, const ConstTensor& k_rope) {
+    return {.semantic = c, .positional = k_rope};
+  }
 };
 
-/// What a run of tokens asks. RoPE is already applied.
+/// The queries of a run of tokens. RoPE is already applied.
 struct Queries {
   ConstTensor nope;  ///< MLA: q_nope [L,H,d_n]; GQA: empty
   ConstTensor rope;  ///< MLA: q_rope [L,H,d_r]; GQA: q [L,H,d]
+
+  /// Queries [L,H,d].
+  static Queries gqa(const ConstTensor& q) { return {.nope = {}, .rope = q}; }
+  /// Parts without and with position, [L,H,d_n] and [L,H,d_r].
+  static Queries mla(const ConstTensor& q_nope, const ConstTensor& q_rope) {
+    return {.nope = q_nope, .rope = q_rope};
+  }
 };
 
 /// Receives the exact entries of a group at the moment it is condensed, for methods that recall

@@ -42,7 +42,7 @@ using LogitsSink = std::function<void(std::int64_t first, std::int64_t count, co
 /// exception) leaves the session as it was before that step, ready to go on.
 ///
 /// Thread-safety: one thread at a time. Sessions of one context take turns; the context must
-/// outlive them. Forks may be used in different threads with contexts of their own.
+/// outlive them. Forks may be used in different threads with contexts of their own (`set_context`).
 class Session {
  public:
   Session(std::shared_ptr<const Model> model, Context& context, const SessionOptions& options = {});
@@ -52,6 +52,8 @@ class Session {
 
   const Model& model() const;
   std::shared_ptr<const Model> shared_model() const;
+  /// Runs on another context from now on, to be used in another thread, say.
+  void set_context(Context& context);
   /// Settings of each layer.
   const std::vector<Settings>& settings() const;
   /// Tokens taken so far.

@@ -102,7 +102,8 @@ class Reply {
       logits = adjusted_;
     }
     picked_ = sampler_.pick(logits, session_.tokens(), session_.length());
-    fresh_ = true;
+    // An end token is not taken; text that it releases belongs to no token.
+    fresh_ = std::ranges::find(options_.end_tokens, picked_) == options_.end_tokens.end();
     if (options_.logprobs) {
       candidate_ = logprobs_of(session_.logits(), picked_, options_.top_logprobs);
     }

@@ -95,6 +95,7 @@ Session& Session::operator=(Session&&) noexcept = default;
 
 const Model& Session::model() const { return *state_->model; }
 std::shared_ptr<const Model> Session::shared_model() const { return state_->model; }
+void Session::set_context(Context& context) { state_->context = &context; }
 const std::vector<Settings>& Session::settings() const { return state_->settings; }
 const std::vector<std::int32_t>& Session::tokens() const { return state_->tokens; }
 std::int64_t Session::length() const { return state_->length(); }
