@@ -36,7 +36,6 @@ void Context::trim() {
   state_->workspace = {};
 }
 
-
 ContextUse::ContextUse(Context& context) : state_(context.state()) {
   const std::thread::id self = std::this_thread::get_id();
   std::thread::id nobody;

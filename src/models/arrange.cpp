@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/pages.h"
 #include "core/context_state.h"
+#include "core/pages.h"
 #include "ops/strips.h"
 
 namespace lca {

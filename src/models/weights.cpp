@@ -8,10 +8,10 @@
 #include <string>
 #include <utility>
 
+#include "core/context_state.h"
 #include "core/error.h"
 #include "core/pages.h"
 #include "core/text.h"
-#include "core/context_state.h"
 #include "models/weight_packing.h"
 #include "ops/elementwise.h"
 #include "ops/pack.h"

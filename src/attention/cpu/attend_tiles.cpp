@@ -170,10 +170,10 @@ class Prefill {
   }
 
   void pack_all(void (Prefill::*pack)(const ChunkTask&, int, std::int64_t), std::int64_t head) {
-    context_.state().pool.run(static_cast<std::int64_t>(chunks_.size()),
-                        [&](std::int64_t task, int worker) {
-                          (this->*pack)(chunks_[static_cast<std::size_t>(task)], worker, head);
-                        });
+    context_.state().pool.run(
+        static_cast<std::int64_t>(chunks_.size()), [&](std::int64_t task, int worker) {
+          (this->*pack)(chunks_[static_cast<std::size_t>(task)], worker, head);
+        });
   }
 
   Segment& segment(const ChunkTask& chunk) {
@@ -246,15 +246,16 @@ class Prefill {
   /// MLA: one head's weights, their rows packed like keys.
   void pack_weights(std::int64_t head) {
     const std::int64_t key_panels = ceil_div(shape_.d_nope, kPanel);
-    context_.state().pool.run(key_panels + ceil_div(shape_.d_value, kPanel), [&](std::int64_t i, int) {
-      const bool keys = i < key_panels;
-      const ConstTensor& w = keys ? weights_.w_uk : weights_.w_uv;
-      const std::int64_t row = (keys ? i : i - key_panels) * kPanel;
-      pack_keys(
-          w.row(head, row), w.dtype, w.stride[1], std::min(kPanel, w.shape[1] - row),
-          shape_.d_latent, bf16_,
-          (keys ? shared_->w_uk : shared_->w_uv) + packed_key_words(row, shape_.d_latent, bf16_));
-    });
+    context_.state().pool.run(
+        key_panels + ceil_div(shape_.d_value, kPanel), [&](std::int64_t i, int) {
+          const bool keys = i < key_panels;
+          const ConstTensor& w = keys ? weights_.w_uk : weights_.w_uv;
+          const std::int64_t row = (keys ? i : i - key_panels) * kPanel;
+          pack_keys(w.row(head, row), w.dtype, w.stride[1], std::min(kPanel, w.shape[1] - row),
+                    shape_.d_latent, bf16_,
+                    (keys ? shared_->w_uk : shared_->w_uv) +
+                        packed_key_words(row, shape_.d_latent, bf16_));
+        });
   }
 
   bool has_bias() const {

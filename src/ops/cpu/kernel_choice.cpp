@@ -13,8 +13,8 @@ std::atomic<bool> portable{false};
 
 void cpu_kernels_portable() {
   portable = true;
-  hwy::DisableTargets(hwy::SupportedTargets() & ~static_cast<decltype(hwy::SupportedTargets())>(
-                                                    HWY_STATIC_TARGET));
+  hwy::DisableTargets(hwy::SupportedTargets() &
+                      ~static_cast<decltype(hwy::SupportedTargets())>(HWY_STATIC_TARGET));
 }
 
 bool cpu_kernels_are_portable() { return portable; }

@@ -20,8 +20,8 @@
 #include <numeric>
 #include <vector>
 
-#include "core/error.h"
 #include "core/context_state.h"
+#include "core/error.h"
 #include "core/workspace.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
