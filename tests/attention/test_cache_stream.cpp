@@ -170,5 +170,23 @@ TEST(CacheStream, AForgedStreamWithARightChecksumIsRefusedOrUsableAndNeverCrashe
   EXPECT_GT(refused, 0);
 }
 
+TEST(CacheStream, AMarkOfAnotherLengthThanItsBytesIsRefused) {
+  for (Form form : {Form::mla, Form::gqa}) {
+    const Cache whole = Cache::load(small_stream(form));
+    const std::vector<std::byte> mark = cache_mark_save(whole);
+    EXPECT_EQ(cache_mark_load(mark, whole).save(), whole.save());
+    for (std::size_t length = 0; length < mark.size(); ++length) {
+      EXPECT_THROW(cache_mark_load(std::span(mark).first(length), whole), Error) << length;
+    }
+    for (std::size_t more = 1; more <= 16; ++more) {
+      std::vector<std::byte> longer = mark;
+      longer.resize(mark.size() + more);
+      EXPECT_THROW(cache_mark_load(longer, whole), Error) << more << " bytes too many";
+    }
+    const Cache empty(whole.spec());
+    EXPECT_THROW(cache_mark_load(mark, empty), Error) << "it never came so far";
+  }
+}
+
 }  // namespace
 }  // namespace lca::test

@@ -301,5 +301,21 @@ TEST(GenerateSession, WhatTheHookThrowsEndsTheCallAndTheSessionGoesOn) {
   EXPECT_TRUE(std::ranges::equal(rest.tokens, std::span(whole.tokens).subspan(3)));
 }
 
+TEST(Logprobs, EqualTokensAreListedByTheirIds) {
+  const std::vector<float> logits = {1, 3, 2, 3, 3, 1};
+  const TokenLogprobs three = logprobs_of(logits, 0, 3);
+  ASSERT_EQ(three.top.size(), 3U);
+  EXPECT_EQ(three.top[0].id, 1);
+  EXPECT_EQ(three.top[1].id, 3);
+  EXPECT_EQ(three.top[2].id, 4);
+  EXPECT_EQ(logprobs_of(logits, 0, 2).top[1].id, 3) << "the lower ids are kept";
+}
+
+TEST(Logprobs, LargeLogitsDoNotOverflow) {
+  const TokenLogprobs huge = logprobs_of(std::vector<float>{3000, 3000, -3000}, 1, 3);
+  EXPECT_NEAR(huge.logprob, std::log(0.5), 1e-6);
+  EXPECT_NEAR(huge.top[2].logprob, -6000 + std::log(0.5), 1e-2);
+}
+
 }  // namespace
 }  // namespace lca::test

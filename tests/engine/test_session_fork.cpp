@@ -146,5 +146,31 @@ TEST(SessionPrefix, FrequenciesThatDependOnLengthAreNotMixed) {
   EXPECT_EQ(longer.keep_prefix(prompt), 0);
 }
 
+// The fork fills the page in which both end; the original goes on in another, so that one block of
+// its representatives lies in two pages.
+TEST(SessionFork, TheOriginalGoesOnAsIfItHadNeverBeenForked) {
+  for (const char* name : {"llama", "deepseek_v2"}) {
+    Bench bench(name);
+    for (const Mass mass : {Mass::score, Mass::count}) {
+      Settings settings = small_settings();
+      settings.group = 2;
+      settings.mass = mass;
+      Session session = bench.spoken({settings}, 90, 0);
+      Session straight = bench.spoken({settings}, 90, 0);
+      Session fork = session.fork(90);
+      for (const std::int32_t token : bench.tokens(20, 2)) fork.decode(token);
+      for (const std::int32_t token : bench.tokens(80, 3)) {
+        session.decode(token);
+        straight.decode(token);
+        ASSERT_EQ(logits_of(session), logits_of(straight)) << name << " at " << session.length();
+      }
+      const auto turn = bench.tokens(40, 4);
+      session.prefill(turn);
+      straight.prefill(turn);
+      EXPECT_EQ(logits_of(session), logits_of(straight)) << name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lca::test

@@ -176,5 +176,30 @@ TEST(Methods, RefuseQueriesWhoseTokensAreGoneOrNotTakenYet) {
       {"nowhere to write"});
 }
 
+TEST(Methods, AnOpenPromptIsNeitherAttendedNorReleased) {
+  Context context(1);
+  for (const AttentionShape& shape : {kMla, kGqa}) {
+    Layer layer = layer_of(shape, MethodKind::lca);
+    layer.spec.settings.summary = Summary::prompt;
+    const Tokens tokens = tokens_of(layer, 30);
+    Feed feed(layer, tokens);
+    const Method& method = method_for(MethodKind::lca);
+    const lca::Run chunk = feed.run(0, 20);
+    const std::int64_t first = 0;
+    method.take(context, feed.source.weights, {&chunk, 1}, false);
+    expect_error(
+        [&] {
+          method.attend(context, feed.source.weights, {&chunk, 1}, {&first, 1});
+        },
+        {"the prompt has not ended"});
+    expect_error([&] { method.release(feed.cache); }, {"the prompt has not ended"});
+    const lca::Run rest = feed.run(20, 10);
+    method.take(context, feed.source.weights, {&rest, 1}, true);
+    method.attend(context, feed.source.weights, {&chunk, 1}, {&first, 1});
+    method.release(feed.cache);
+    EXPECT_EQ(feed.cache.groups(), Layout(layer.spec.settings).groups(30));
+  }
+}
+
 }  // namespace
 }  // namespace lca::test
