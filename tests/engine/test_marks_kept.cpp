@@ -97,5 +97,39 @@ TEST(SessionFile, ACutBeforeAMarkWithoutLogitsDropsTheMark) {
   EXPECT_TRUE(cut.marks().empty());
 }
 
+TEST(PromptEnd, IsWhereAKeptPrefixEnds) {
+  Bench bench("llama");
+  Session session = bench.spoken({small_settings()}, 30, 10);
+  std::vector<std::int32_t> longer = session.tokens();
+  longer.push_back(1);
+  EXPECT_EQ(session.keep_prefix(longer), 40);
+  EXPECT_EQ(session.prompt_end(), 40) << "the reply is part of the prompt now";
+}
+
+TEST(Pending, TokensDoNotOutliveACut) {
+  Bench bench("llama");
+  Session session = bench.spoken({small_settings()}, 45, 0);
+  session.set_pending({1, 2});
+  session.truncate(44);
+  EXPECT_TRUE(session.pending().empty());
+  session.set_pending({1, 2});
+  std::vector<std::int32_t> longer = session.tokens();
+  longer.push_back(1);
+  EXPECT_EQ(session.keep_prefix(longer), 44);
+  EXPECT_TRUE(session.pending().empty());
+}
+
+TEST(MarksKept, TheirMemoryIsThatOfTheWindowAndTheLogits) {
+  Bench bench("llama");
+  const std::size_t logits =
+      static_cast<std::size_t>(bench.model->info().vocabulary) * sizeof(float);
+  Session dense = bench.spoken({dense_settings()}, 60, 0);
+  dense.mark();
+  EXPECT_EQ(dense.memory().marks, logits) << "dense layers can be cut anywhere";
+  Session session = bench.spoken({small_settings(MethodKind::window)}, 60, 0);
+  session.mark();
+  EXPECT_GE(session.memory().marks, logits + session.cache_bytes());
+}
+
 }  // namespace
 }  // namespace lca::test

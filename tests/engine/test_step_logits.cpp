@@ -65,5 +65,42 @@ TEST(StepLogits, ALongPromptsComeInPiecesThatFollowEachOther) {
   EXPECT_EQ(logits_of(session), last);
 }
 
+TEST(StepLogits, EachSinkGetsItsSessionsAndTheSessionKeepsTheLast) {
+  Bench bench("llama");
+  const std::int64_t vocabulary = bench.model->info().vocabulary;
+  std::vector<Session> sessions;
+  std::vector<std::vector<std::int32_t>> tokens;
+  std::vector<std::vector<float>> last(3);
+  std::vector<Step> steps(3);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    sessions.push_back(bench.session({small_settings()}));
+    tokens.push_back(bench.tokens(5 + i, i));
+  }
+  for (std::size_t i = 0; i < 3; ++i) {
+    steps[i].session = &sessions[i];
+    steps[i].tokens = tokens[i];
+    steps[i].prompt = true;
+    steps[i].logits = [&, i](std::int64_t, std::int64_t count, const float* logits) {
+      last[i].assign(logits + (count - 1) * vocabulary, logits + count * vocabulary);
+    };
+  }
+  sessions_forward(steps);
+  for (std::size_t i = 0; i < 3; ++i) {
+    Session alone = bench.session({small_settings()});
+    alone.prefill(tokens[i]);
+    EXPECT_EQ(logits_of(sessions[i]), logits_of(alone)) << i;
+    EXPECT_EQ(logits_of(sessions[i]), last[i]) << i;
+  }
+}
+
+TEST(StepLogits, ADecodedTokenIsRotatedForTheWholeLength) {
+  Bench bench("llama_dynamic");
+  Session decoded = bench.spoken({dense_settings()}, 60, 0);
+  Session read = bench.spoken({dense_settings()}, 60, 0);
+  decoded.decode(5);
+  read.prefill(std::vector<std::int32_t>{5});
+  EXPECT_EQ(logits_of(decoded), logits_of(read));
+}
+
 }  // namespace
 }  // namespace lca::test

@@ -193,6 +193,8 @@ TEST(Methods, AnOpenPromptIsNeitherAttendedNorReleased) {
         },
         {"the prompt has not ended"});
     expect_error([&] { method.release(feed.cache); }, {"the prompt has not ended"});
+    Cache copy = feed.cache.clone();
+    expect_error([&] { method.release(copy); }, {"the prompt has not ended"});
     const lca::Run rest = feed.run(20, 10);
     method.take(context, feed.source.weights, {&rest, 1}, true);
     method.attend(context, feed.source.weights, {&chunk, 1}, {&first, 1});
