@@ -149,7 +149,7 @@ TEST(CommandLine, WhatIsWrongFitsOneLineAndExitsWithTwo) {
       with(op, {"--backend", "gpu"}),
       with(op, {"--backend", "cuda", "--kernels", "slow"}),
       with(op, {"--backend", "cuda", "--groups", "fp4"}),
-      with(op, {"--kernels", "portable"}),
+      with(op, {"--backend", "cuda", "--device", "cpu"}),
       with(op, {"--backend", "reference", "--groups", "fp8"}),
       with(op, {"--prefill", "0"}),
       with(bench, {"--backend", "cuda"}),
@@ -157,7 +157,7 @@ TEST(CommandLine, WhatIsWrongFitsOneLineAndExitsWithTwo) {
       with(bench, {"--backend", "cuda", "--batch", "0"}),
       with(bench, {"--backend", "cuda", "--dtype", "f32"}),
       with(bench, {"--batch", "1"}),
-      with(bench, {"--kernels", "fast"}),
+      with(bench, {"--kernels", "reference"}),
       with(bench, {"--groups", "int8"}),
   };
   for (const char* text : {"0", "-1", "", " ", "nan", "1e5", "1.5", "0x10", "128KK", "K", "2000G",

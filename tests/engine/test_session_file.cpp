@@ -368,12 +368,12 @@ TEST_F(SavedFile, AnotherPrecisionConvertsItAndSaysSo) {
   EXPECT_EQ(Session::load(bench.model, bench.context, path).notices().size(), 1u);
 }
 
-// Written by version 0.1.0 of the program (tests/golden/sessions), which then decoded these tokens.
+// Written by version 0.1.0 of the program (tests/engine), which then decoded these tokens.
 TEST(SessionFile, AFileOfVersion1IsTakenUp) {
   Bench bench("llama");
   Session session =
       Session::load(bench.model, bench.context,
-                    std::string(LCA_SOURCE_DIR) + "/tests/golden/sessions/version1_llama.session");
+                    std::string(LCA_SOURCE_DIR) + "/tests/engine/version1_llama.session");
   EXPECT_TRUE(session.notices().empty());
   EXPECT_EQ(session.length(), 46);
   EXPECT_TRUE(session.marks().empty());
@@ -384,7 +384,7 @@ TEST(SessionFile, AFileOfVersion1IsTakenUp) {
   Bench narrow("llama", Precision::bf16);
   EXPECT_EQ(
       Session::load(narrow.model, narrow.context,
-                    std::string(LCA_SOURCE_DIR) + "/tests/golden/sessions/version1_llama.session")
+                    std::string(LCA_SOURCE_DIR) + "/tests/engine/version1_llama.session")
           .notices()
           .size(),
       1u);
@@ -393,7 +393,7 @@ TEST(SessionFile, AFileOfVersion1IsTakenUp) {
       [&] {
         Session::load(
             other.model, other.context,
-            std::string(LCA_SOURCE_DIR) + "/tests/golden/sessions/version1_llama.session");
+            std::string(LCA_SOURCE_DIR) + "/tests/engine/version1_llama.session");
       },
       {"other weights"}, ErrorKind::incompatible);
 }

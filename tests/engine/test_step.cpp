@@ -215,6 +215,13 @@ TEST(Step, EveryAllocationMayFail) {
   Bench bench("llama");
   const auto prompt = bench.tokens(11, 3);  // few rows: oneDNN, which may crash, is not called
   const auto token = bench.tokens(1, 4);
+  {
+    // What a thread allocates once in its life, and cannot do without, is there.
+    Session first = bench.session({small_settings()});
+    Session second = bench.session({small_settings()});
+    for (int i = 0; i < 4; ++i) first.prefill(bench.tokens(8, 1));
+    sessions_forward(std::vector<Step>{step_of(first, prompt, true), step_of(second, token, true)});
+  }
   std::int64_t failures = 0;
   for (std::int64_t allowed = 0;; ++allowed) {
     Context context(1);
