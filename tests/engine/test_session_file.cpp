@@ -382,18 +382,16 @@ TEST(SessionFile, AFileOfVersion1IsTakenUp) {
   const Generated next = generate_with(session, byte_tokenizer({}), {}, options);
   EXPECT_EQ(next.tokens, (std::vector<std::int32_t>{79, 56, 95, 9, 48, 58, 94, 17}));
   Bench narrow("llama", Precision::bf16);
-  EXPECT_EQ(
-      Session::load(narrow.model, narrow.context,
-                    std::string(LCA_SOURCE_DIR) + "/tests/engine/version1_llama.session")
-          .notices()
-          .size(),
-      1u);
+  EXPECT_EQ(Session::load(narrow.model, narrow.context,
+                          std::string(LCA_SOURCE_DIR) + "/tests/engine/version1_llama.session")
+                .notices()
+                .size(),
+            1u);
   Bench other("adapter_llama");
   expect_error(
       [&] {
-        Session::load(
-            other.model, other.context,
-            std::string(LCA_SOURCE_DIR) + "/tests/engine/version1_llama.session");
+        Session::load(other.model, other.context,
+                      std::string(LCA_SOURCE_DIR) + "/tests/engine/version1_llama.session");
       },
       {"other weights"}, ErrorKind::incompatible);
 }

@@ -185,8 +185,8 @@ INSTANTIATE_TEST_SUITE_P(All, LlamaCppVocabulary,
                          testing::Values("gpt-2", "starcoder", "refact", "deepseek-llm",
                                          "deepseek-coder", "qwen2", "llama-bpe", "llama-spm",
                                          "phi-3"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& tested) {
+                           std::string name = tested.param;
                            std::ranges::replace(name, '-', '_');
                            return name;
                          });
