@@ -1,6 +1,7 @@
 /// `lca bench attention`: time and memory of the methods beside each other, over context lengths.
 
 #include "arguments.h"
+#include "attention/layout.h"
 #include "bench_cuda.h"
 #include "command.h"
 #include "core/error.h"
@@ -324,7 +325,6 @@ void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
     fail_input("--backend cuda works in bf16; say --dtype bf16, or leave it out");
   }
   constexpr std::int64_t kMostBatch = 4096;
-  constexpr std::int64_t kMostLength = std::int64_t{1} << 30;  // the GPU's cache counts in 32 bits
   CudaBench job{
       model,
       {model.shape, flags.knobs.apply(Settings{}), DType::bf16, flags.knobs.scale(model.scale)},
@@ -332,7 +332,7 @@ void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
       methods_parse(flags.methods.text),
       flags.methods.given(),
       counts_parse("--lengths", flags.lengths.given() ? flags.lengths.text : "8K,32K,128K", 1,
-                   kMostLength),
+                   kLongestLayout32),
       counts_parse("--batch", flags.batch.text, 1, kMostBatch),
       flags.json};
   job.spec.validate();

@@ -185,7 +185,13 @@ void fork(const ForkFlags& flags) {
   if (flags.to.empty()) fail_input("the new session's path is empty");
   if (flags.model.given()) model_resolve(flags.model.text);
   absent_require(flags.to);
-  const SessionLock lock(flags.to);
+  std::unique_ptr<SessionLock> lock;
+  std::unique_ptr<InterruptUnlink> unlink;  // Ctrl-C leaves no lock behind
+  {
+    const InterruptShield shield;
+    lock = std::make_unique<SessionLock>(flags.to);
+    unlink = std::make_unique<InterruptUnlink>(lock->path().native());
+  }
   absent_require(flags.to);  // another fork may have come first
   writable_check(flags.to);
   if (flags.model.given()) {

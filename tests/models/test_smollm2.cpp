@@ -16,6 +16,7 @@
 #include "formats/settings_json.h"
 #include "support/compare.h"
 #include "support/golden_model.h"
+#include "support/sanitized.h"
 #include "support/test_data.h"
 
 namespace lca::test {
@@ -27,6 +28,10 @@ const fs::path kFolder = fs::path(LCA_SOURCE_DIR) / "tests/golden/models/smollm2
 
 #define SKIP_WITHOUT_MODEL() \
   if (!smollm2_path()) GTEST_SKIP() << kNoTestData
+
+// Perplexities of long texts take minutes there, and say nothing about memory.
+#define SKIP_UNDER_SANITIZERS() \
+  if (kSanitized) GTEST_SKIP() << "measures accuracy; smaller tests run the same code"
 
 template <typename T>
 std::vector<T> values_of(const Safetensors& file, const char* name) {
@@ -95,6 +100,7 @@ double text_nll(const std::shared_ptr<const Model>& model, const Settings& setti
 }
 
 TEST(SmolLM2, ReadsATextAsWellAsTheReferences) {
+  SKIP_UNDER_SANITIZERS();
   SKIP_WITHOUT_MODEL();
   std::ifstream stream(kFolder / "perplexity.json");
   const auto golden = nlohmann::json::parse(stream);
@@ -111,6 +117,7 @@ TEST(SmolLM2, ReadsATextAsWellAsTheReferences) {
 }
 
 TEST(SmolLM2, FastPathReadsAsWellAsFloat32) {
+  SKIP_UNDER_SANITIZERS();
   SKIP_WITHOUT_MODEL();
   const std::int64_t length = test_scale() < 1 ? 256 : 1024;
   for (const char* preset : {"training-free", "paper"}) {
@@ -147,6 +154,7 @@ double decoded_nll(const std::shared_ptr<const Model>& model, std::int64_t promp
 }
 
 TEST(SmolLM2, FastPathDecodesAsWellAsFloat32) {
+  SKIP_UNDER_SANITIZERS();
   SKIP_WITHOUT_MODEL();
   const std::int64_t length = test_scale() < 1 ? 240 : 600;
   const double exact = decoded_nll(smollm2(Precision::f32), 200, length);
