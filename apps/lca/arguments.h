@@ -62,7 +62,7 @@ struct TextFlag {
 class CommonFlags {
  public:
   void add(CLI::App& app);
-  /// As given to this command or, before its name, to a parent; 0 where nobody asked: one per core.
+  /// As given to this command or, before its name, to a parent; 0 unless given: one per core.
   int threads() const;
 
  private:

@@ -184,7 +184,7 @@ class Chat {
   SessionOptions session_options_;
   Session session_;
   ContextWarning warning_;
-  bool unsaved_ = false;  // the file does not hold what was said last
+  bool unsaved_ = false;  // the file does not hold the last turn
 };
 
 void run(const Flags& flags) {

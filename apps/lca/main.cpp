@@ -43,7 +43,7 @@ int fail_memory() {
   return kFailure;
 }
 
-/// Whether it says that there is no room for another thread or block of memory.
+/// Whether it means that no thread or block of memory can be had.
 bool is_shortage(const std::error_code& code) {
   return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
 }

@@ -179,7 +179,7 @@ TextPrinter::~TextPrinter() {
   try {
     end_line();  // an error message must not stand behind half a sentence
   } catch (...) {
-    return;  // nobody reads any more
+    return;  // the output is closed
   }
 }
 

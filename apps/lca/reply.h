@@ -39,7 +39,7 @@ class ContextWarning {
  public:
   explicit ContextWarning(const ModelInfo& info) : context_(info.context) {}
   void check(std::int64_t length);
-  /// What was said: one sentence, or none.
+  /// What was printed: one sentence, or none.
   const std::vector<std::string>& given() const { return given_; }
 
  private:

@@ -140,7 +140,7 @@ void check(const Flags& flags) {
   flags.model.path();
 }
 
-/// Whatever can be said about flags and session before the model is loaded.
+/// What can be checked of flags and session before the model is loaded.
 void check(const Flags& flags, const SessionKeeper& keeper) {
   if (!flags.prompt.given() && !flags.file.given() && !keeper.begun()) {
     fail_input(
@@ -161,7 +161,7 @@ Reply reply_kept(Session& session, SessionKeeper& keeper, std::span<const std::i
     keeper.try_save(session);
     return reply;
   } catch (const OutputClosed&) {
-    // Nobody reads any more, but somebody may go on later; the prompt has been read.
+    // The output is closed, but the session may be continued later; the prompt has been read.
     session.set_pending({});
     keeper.try_save(session);
     throw;

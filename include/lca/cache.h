@@ -101,7 +101,7 @@ class Cache {
   /// Reads what `save` wrote; throws Error on anything else.
   static Cache load(std::span<const std::byte> bytes);
 
-  /// Hands every group that is condensed from now on to `archive` as well (null: to nobody). The
+  /// Hands every group that is condensed from now on to `archive` as well (null: off). The
   /// archive must outlive the cache or be replaced; copies and loaded caches start without one.
   void set_archive(Archive* archive);
 

@@ -12,7 +12,7 @@ struct Memory {
   std::size_t caches = 0;       ///< representatives and exact tokens that a session alone holds
   std::size_t shared = 0;       ///< representatives that marks or forks hold too
   std::size_t marks = 0;        ///< exact tokens of positions a session can return to
-  std::size_t spare = 0;        ///< room for growth, recent queries, tokens, logits
+  std::size_t spare = 0;        ///< capacity for growth, recent queries, tokens, logits
   std::size_t activations = 0;  ///< between a model's operators
   std::size_t scratch = 0;      ///< inside them
 

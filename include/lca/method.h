@@ -22,7 +22,7 @@ struct Run {
   Queries queries;
   Entries entries;
   float* out = nullptr;  ///< [L,H,d_v]
-  float* lse = nullptr;  ///< [L,H], natural log; null where nobody asks
+  float* lse = nullptr;  ///< [L,H], natural log; null: not wanted
 };
 
 /// An attention method: what a cache keeps, and what a query sees. Stateless; all state is in the

@@ -77,7 +77,7 @@ class Session {
   std::span<const float> logits() const;
 
   /// Tokens that belong to the conversation and are still to be read (what a stopped prompt left,
-  /// say). The session only keeps them, and saves them with the rest; whoever goes on hands them to
+  /// say). The session only keeps them, and saves them with the rest; the caller hands them to
   /// `prefill` and sets new ones.
   const std::vector<std::int32_t>& pending() const;
   void set_pending(std::vector<std::int32_t> tokens);
@@ -103,8 +103,8 @@ class Session {
   Session fork(std::int64_t length, const std::function<bool(PrefillProgress)>& progress = {},
                const std::stop_token& stop = {}) const;
   /// Keeps the longest beginning of `prompt` that the session can stand at (cut back, or at a
-  /// mark), drops the rest, and returns how many tokens need not be read: whoever reads the others
-  /// next is where reading `prompt` from the start would lead. All of them only where the logits
+  /// mark), drops the rest, and returns how many tokens need not be read: reading the others
+  /// next leads where reading `prompt` from the start would. All of them only where the logits
   /// are known too; 0: the session starts over. In `prompt` mode a longer prompt changes what was
   /// condensed: always 0.
   std::int64_t keep_prefix(std::span<const std::int32_t> prompt);
@@ -143,7 +143,7 @@ struct Step {
   bool prompt = false;
   /// Receives logits of every position; without it only the last position's are computed.
   LogitsSink logits = {};
-  /// False where more of the prompt follows and nobody needs this chunk's logits.
+  /// False where more of the prompt follows and this chunk's logits are not needed.
   bool wants_logits = true;
 };
 

@@ -73,7 +73,7 @@ void GroupRows::take_back(std::int64_t rows) noexcept {
   while (!parts_.empty() && (rows_ > rows || parts_.back().rows == 0)) {
     Part& part = parts_.back();
     const std::int64_t kept = std::clamp<std::int64_t>(rows - part.first, 0, part.rows);
-    // Nobody can have claimed slots behind ours: those who share the page ended before them.
+    // No other holder can have claimed the slots behind ours: those that share the page end before.
     std::int64_t end = part.rows;
     part.page->used.compare_exchange_strong(end, kept);
     rows_ -= part.rows - kept;

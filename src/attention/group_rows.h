@@ -2,10 +2,10 @@
 /// The representatives of one layer and one sequence, in pages that sequences share.
 ///
 /// A representative never changes once it is written, so a fork takes a reference to every page
-/// instead of a copy. A page is filled by whoever reaches its next free slot first; another holder
-/// that ends inside the page continues in a page of its own. Pages end at multiples of 64, later of
-/// 192 representatives: the kernels' blocks then lie inside one page, but for the one block in
-/// which a fork begins.
+/// instead of a copy. A page is filled by the holder that reaches its next free slot first; another
+/// holder that ends inside the page continues in a page of its own. Pages end at multiples of 64,
+/// later of 192 representatives: the kernels' blocks then lie inside one page, but for the one
+/// block in which a fork begins.
 
 #include <atomic>
 #include <cstddef>
@@ -49,7 +49,7 @@ class GroupRows {
 
   /// Adds `count` uninitialised representatives; unchanged where memory runs out.
   void grow(std::int64_t count);
-  /// Takes back what `grow` added since there were `rows`; nobody else may hold those.
+  /// Takes back what `grow` added since there were `rows`; no other holder may share those.
   void take_back(std::int64_t rows) noexcept;
   /// Another holder of the first `rows` representatives.
   GroupRows share(std::int64_t rows) const;

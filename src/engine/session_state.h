@@ -29,7 +29,7 @@ struct Session::State {
   bool layer_by_layer = false;     ///< some layer's summary waits for the prompt's end
   std::unique_ptr<SequenceCaches> caches;
   std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> pending;  ///< tokens still to be read, kept for whoever goes on
+  std::vector<std::int32_t> pending;  ///< tokens still to be read, kept for the caller
   std::int64_t prompt_end = 0;        ///< tokens up to the end of the last prompt; a reply follows
   std::vector<float> logits;
   std::vector<SessionMark> marks;  ///< in the order in which they were made

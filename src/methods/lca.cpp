@@ -22,7 +22,7 @@ class Lca final : public Method {
     runs_check(weights, runs, MethodKind::lca);
     for (const Run& run : runs) check_query_count(run);
     runs_append(context, runs);
-    // In `prompt` mode nobody may be scored before the prompt's last queries are here.
+    // In `prompt` mode no group is scored before the last queries of the prompt are known.
     const bool prompt = !runs.empty() && runs[0].cache->spec().settings.summary == Summary::prompt;
     if (!prompt || prompt_ends) condense(context, weights, runs);
     for (const Run& run : runs) {

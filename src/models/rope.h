@@ -1,5 +1,5 @@
 #pragma once
-/// Rotary positions: the frequencies of every kind, their tables, and turning rows by them.
+/// Rotary positions: the frequencies of every kind, their tables, and rotating rows by them.
 
 #include "formats/model_config.h"
 
@@ -25,7 +25,7 @@ class Rope {
   std::vector<double> frequencies(std::int64_t length) const;
   /// Whether tables of two lengths may differ.
   bool depends_on_length() const;
-  /// Channels that turn.
+  /// Channels that are rotated.
   std::int64_t width() const { return config_.width; }
 
  private:
@@ -38,7 +38,7 @@ class Rope {
   std::vector<double> long_frequencies_;  // longrope: beyond it
 };
 
-/// Turns the first `width` floats at each (row, head) in place; row r by row r of the tables. The
+/// Rotates the first `width` floats at each (row, head) in place; row r by row r of the tables. The
 /// order of the channels stays.
 void rope_apply(float* rows, std::int64_t count, std::int64_t heads, std::int64_t stride_row,
                 std::int64_t stride_head, std::int64_t width, RopeLayout layout, const float* cos,

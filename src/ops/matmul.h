@@ -31,6 +31,13 @@ void matmul_nt_bf16(std::int64_t m, std::int64_t n, std::int64_t k, const bf16_b
 /// Whether this processor multiplies bfloat16 natively.
 bool product_bf16_is_native();
 
+/// From so many rows on, oneDNN's products treat rows alike.
+inline constexpr std::int64_t kAlikeRows = 16;
+
+/// Whether a row of matmul_nt's (`bf16`: matmul_nt_bf16's) result is the same to the bit whatever
+/// other rows are multiplied with it, from kAlikeRows rows on. Found out once, by trying.
+bool product_rows_are_alike(bool bf16);
+
 /// c[m,n] = a[m,k] · b[k,n] with `threads` threads in one call: the yardstick of the benchmarks.
 void gemm_parallel_f32(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
                        const float* b, float* c);

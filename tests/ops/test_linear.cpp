@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "ops/elementwise.h"
@@ -227,6 +229,42 @@ TEST(Elementwise, FindsWhatIsNotFiniteInEveryType) {
     }
     std::memcpy(bytes.data() + at, &bits, size);
     EXPECT_FALSE(packed_is_finite(matrix)) << info.name;
+  }
+}
+
+// Lengths on both sides of the switch of products and of the length from which runs may be joined.
+TEST(Linear, RunsTogetherGetWhatEachGetsAlone) {
+  Context context(2);
+  std::mt19937 random(5);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  for (const auto& [out, in] :
+       {std::pair<std::int64_t, std::int64_t>{96, 64}, {40, 576}, {256, 1536}, {72, 2048}}) {
+    std::vector<float> weights(static_cast<std::size_t>(out * in));
+    for (float& value : weights) value = uniform(random);
+    Linear layer;
+    layer.weight = {reinterpret_cast<const std::byte*>(weights.data()), PackedType::f32, out, in};
+    for (const ProductType type : {ProductType::f32, ProductType::bf16}) {
+      for (int round = 0; round < 4; ++round) {
+        std::vector<std::int64_t> runs;
+        std::int64_t rows = 0;
+        for (int i = 0; i < 9; ++i) {
+          runs.push_back(1 + static_cast<std::int64_t>(random() % (i % 2 == 0 ? 40 : 18)));
+          rows += runs.back();
+        }
+        std::vector<float> x(static_cast<std::size_t>(rows * in));
+        for (float& value : x) value = uniform(random);
+        const float nan = std::numeric_limits<float>::quiet_NaN();
+        std::vector<float> together(static_cast<std::size_t>(rows * out), nan);
+        std::vector<float> alone(together.size(), nan);
+        linear(context, layer, type, x.data(), runs, together.data());
+        std::int64_t at = 0;
+        for (const std::int64_t run : runs) {
+          linear(context, layer, type, x.data() + at * in, run, alone.data() + at * out);
+          at += run;
+        }
+        ASSERT_EQ(together, alone) << out << " x " << in;
+      }
+    }
   }
 }
 

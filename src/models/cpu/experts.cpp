@@ -96,7 +96,7 @@ namespace {
 /// One token: all its experts read the same activations, so that their first products are one call.
 void experts_of_one(Context& context, const DecoderLayer& layer, ProductType type,
                     Activations& activations, const float* x, float* out) {
-  // Added up in the order of the experts, as in a batch: company must not change a bit.
+  // Added up in the order of the experts, as in a batch: other rows must not change a bit.
   std::ranges::sort(activations.choices, {}, &ExpertChoice::expert);
   const std::span<const ExpertChoice> chosen(activations.choices);
   const std::int64_t hidden = layer.router.in();

@@ -2,8 +2,9 @@
 // oneDNN, one panel a task. A run of few rows, as in decoding, is multiplied on the packed blocks
 // where the processor can (the bf16 path alone: it rounds activations to 15 bits); else each weight
 // row is unpacked once and dotted with every activation row. A panel's size depends on the shape
-// alone, so results do not depend on the number of threads; a panel is multiplied run by run, so
-// they do not depend on the other runs either.
+// alone, so results do not depend on the number of threads; a panel is multiplied run by run,
+// unless rows do not influence each other on this processor, so they do not depend on the other
+// runs either.
 
 #include "ops/linear.h"
 
@@ -81,35 +82,46 @@ struct RowPiece {
   QuantisedRows quantised;  ///< of few rows, where a product runs packed
 };
 
-/// The activations of a call: neighbouring runs of few rows in one piece, since rows do not
-/// influence each other there, and every run of many rows in a piece of its own.
+/// The activations of a call. Neighbouring runs share a piece where rows do not influence each
+/// other: those of few rows always, those of many where this processor's products are so. Otherwise
+/// a run of many rows is a piece of its own.
 struct Rows {
   std::int64_t total = 0;
   std::span<RowPiece> few, many;
 
-  /// Counts, and writes the pieces where the carver has memory.
-  Rows(Carver& carver, std::span<const std::int64_t> runs) {
+  /// Counts, and writes the pieces where the carver has memory. `alike`: whether long runs may be
+  /// joined.
+  Rows(Carver& carver, std::span<const std::int64_t> runs, bool alike) {
     auto* few_pieces = carver.take<RowPiece>(std::ssize(runs));
     auto* many_pieces = carver.take<RowPiece>(std::ssize(runs));
     std::size_t few_count = 0;
     std::size_t many_count = 0;
-    bool joins = false;
+    enum class Kind { none, few, alone, alike };
+    Kind before = Kind::none;
     for (const std::int64_t rows : runs) {
-      const bool is_few = rows <= kFewRows;
-      std::size_t& count = is_few ? few_count : many_count;
-      RowPiece* pieces = is_few ? few_pieces : many_pieces;
-      if (!is_few || !joins) {
+      const Kind kind = rows <= kFewRows              ? Kind::few
+                        : alike && rows >= kAlikeRows ? Kind::alike
+                                                      : Kind::alone;
+      std::size_t& count = kind == Kind::few ? few_count : many_count;
+      RowPiece* pieces = kind == Kind::few ? few_pieces : many_pieces;
+      if (kind != before || kind == Kind::alone) {
         if (pieces != nullptr) pieces[count] = {total, 0, {}};
         ++count;
       }
       if (pieces != nullptr) pieces[count - 1].rows += rows;
-      joins = is_few;
+      before = kind;
       total += rows;
     }
     few = {few_pieces, few_count};
     many = {many_pieces, many_count};
   }
 };
+
+/// Whether long runs are multiplied together.
+bool runs_join(ProductType type, std::span<const std::int64_t> runs) {
+  return runs.size() > 1 &&
+         product_rows_are_alike(type == ProductType::bf16 && product_bf16_is_native());
+}
 
 /// Scratch memory of a group of products.
 struct Scratch {
@@ -123,7 +135,7 @@ struct Scratch {
 
   Scratch(Carver& carver, std::span<const Product> group, ProductType type,
           std::span<const std::int64_t> runs, int threads)
-      : rows(carver, runs) {
+      : rows(carver, runs, runs_join(type, runs)) {
     const std::int64_t in = group[0].weight.columns;
     bool unpacks = !rows.many.empty();
     bool packs = false;

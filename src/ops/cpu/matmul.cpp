@@ -2,9 +2,12 @@
 
 #include <dnnl.h>
 
+#include <algorithm>
 #include <map>
 #include <new>
 #include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <dnnl.hpp>
@@ -20,7 +23,7 @@ namespace {
 /// oneDNN generates its code on first use, and crashes where there is no memory for it.
 constexpr std::size_t kCodeBytes = std::size_t{32} << 20;
 
-/// Makes the code of float32 products while there is room for it.
+/// Generates the code of float32 products while there is memory for it.
 void sgemm_prepare() {
   static const bool prepared = [] {
     memory_room_require(kCodeBytes);
@@ -127,6 +130,69 @@ void matmul_nt_bf16(std::int64_t m, std::int64_t n, std::int64_t k, const bf16_b
     if (error.status == dnnl_out_of_memory) throw std::bad_alloc();
     fail_internal("oneDNN refused a bfloat16 product: {}", error.what());
   }
+}
+
+namespace {
+
+/// Multiplies the first rows of some matrix, more and more of them, and compares them with those of
+/// the whole.
+template <typename T, typename Multiply>
+bool rows_are_alike(std::int64_t n, std::int64_t k, const T& one, const Multiply& multiply) {
+  constexpr std::int64_t kMost = 160;
+  std::vector<T> a(static_cast<std::size_t>(kMost * k), one);
+  std::vector<T> b(static_cast<std::size_t>(n * k), one);
+  // Values whose sums depend on the order in which they are added.
+  std::uint32_t seed = 1;
+  const auto fill = [&seed](std::vector<T>& values) {
+    for (T& value : values) {
+      seed = seed * 1664525u + 1013904223u;
+      const float number = static_cast<float>(seed >> 8) / 8388608.0F - 1.0F;
+      if constexpr (std::is_same_v<T, float>) {
+        value = number;
+      } else {
+        value = bf16_from_f32(number);
+      }
+    }
+  };
+  fill(a);
+  fill(b);
+  std::vector<float> whole(static_cast<std::size_t>(kMost * n));
+  std::vector<float> some(whole.size());
+  multiply(kMost, n, k, a.data(), b.data(), whole.data());
+  for (const std::int64_t rows :
+       {kAlikeRows, std::int64_t{17}, std::int64_t{24}, std::int64_t{31}, std::int64_t{32},
+        std::int64_t{47}, std::int64_t{64}, std::int64_t{96}, std::int64_t{129}}) {
+    multiply(rows, n, k, a.data(), b.data(), some.data());
+    if (!std::equal(some.begin(), some.begin() + rows * n, whole.begin())) return false;
+  }
+  return true;
+}
+
+template <typename T, typename Multiply>
+bool shapes_are_alike(const T& one, const Multiply& multiply) {
+  constexpr std::pair<std::int64_t, std::int64_t> kShapes[] = {{96, 576},   {32, 64}, {64, 16},
+                                                               {256, 1536}, {32, 48}, {40, 200}};
+  for (const auto& [n, k] : kShapes) {
+    if (!rows_are_alike(n, k, one, multiply)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool product_rows_are_alike(bool bf16) {
+  if (!bf16) {
+    static const bool alike =
+        shapes_are_alike(1.0F, [](std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
+                                  const float* b, float* out) {
+          matmul_nt({a, m, k, k}, {b, n, k, k}, out, n);
+        });
+    return alike;
+  }
+  static const bool alike = shapes_are_alike(
+      bf16_bits{0}, [](std::int64_t m, std::int64_t n, std::int64_t k, const bf16_bits* a,
+                       const bf16_bits* b, float* out) { matmul_nt_bf16(m, n, k, a, b, out, n); });
+  return alike;
 }
 
 void gemm_parallel_f32(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
