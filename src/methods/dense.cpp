@@ -1,4 +1,4 @@
-// Every token stays, every query sees all before it.
+// Dense attention: every token is kept, and a query sees all tokens up to its own.
 
 #include "core/context_state.h"
 #include "methods/methods.h"

@@ -28,7 +28,7 @@ class Lca final : public Method {
     for (const Run& run : runs) {
       Cache::State& state = run.cache->state();
       state.prompt_open = prompt && !prompt_ends;
-      // Queries of a run may be missing at its front: those before it are then of no use.
+      // A run may carry only its last queries. Earlier queries would then leave a gap: drop them.
       const bool partial = run.queries.rope.shape[0] < run.entries.semantic.shape[0];
       if (partial) state.queries.drop_front(state.queries.rows());
       state.append_queries(run.queries);

@@ -15,7 +15,7 @@ namespace lca {
 void Method::forward(Context& context, const LayerWeights& weights,
                      std::span<const Run> runs) const {
   const ContextUse use(context);
-  // A batch of many goes in pieces: what a piece needs then lies on the stack.
+  // A large batch is split into pieces, so that their positions fit on the stack.
   constexpr std::size_t kPiece = 32;
   std::array<std::int64_t, kPiece> first{};
   for (std::size_t at = 0; at < runs.size(); at += kPiece) {

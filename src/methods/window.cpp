@@ -1,5 +1,5 @@
-// The sink and the last w tokens at their original positions, nothing of the rest: StreamingLLM's
-// pattern, as a baseline (mechanism §5).
+// Sliding window with sink: the sink and the last w tokens at their original positions.
+// StreamingLLM's pattern, as a baseline (mechanism §5).
 
 #include "attention/cache_state.h"
 #include "core/context_state.h"

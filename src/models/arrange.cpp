@@ -10,7 +10,8 @@
 namespace lca {
 namespace {
 
-/// Embedding rows are looked up one by one, and the router is multiplied in float32.
+/// Matrices that can be laid out in strips: not the embedding, whose rows are looked up one by one,
+/// nor the router, which is multiplied in float32.
 std::vector<PackedMatrix*> movable(DecoderWeights& weights) {
   std::vector<PackedMatrix*> list;
   matrices_visit(weights, [&](MatrixRole role, PackedMatrix& matrix) {
@@ -20,7 +21,7 @@ std::vector<PackedMatrix*> movable(DecoderWeights& weights) {
   return list;
 }
 
-/// Whether memory belongs to the checkpoint's mapped files.
+/// Whether `data` points into the checkpoint's mapped files.
 bool is_mapped(const Checkpoint& checkpoint, const std::byte* data) {
   return std::ranges::any_of(checkpoint.tensors(), [&](const StoredTensor& tensor) {
     return data >= tensor.data && data < tensor.data + tensor.bytes();
@@ -43,7 +44,7 @@ void weights_arrange(Context& context, DecoderWeights& weights, const Checkpoint
     if (progress) progress(1);
     return;
   }
-  // One block for all: huge pages, and a decoding step reads it from one end to the other.
+  // One block for all matrices: it gets huge pages, and a decode step reads it sequentially.
   weights.owned.push_back(aligned_bytes(total));
   std::byte* to = weights.owned.back().get();
   std::size_t done = 0;
@@ -63,7 +64,7 @@ void weights_arrange(Context& context, DecoderWeights& weights, const Checkpoint
     } else if (matrix->data != weights.embedding.data) {
       std::erase_if(weights.owned,
                     [&](const AlignedBytes& block) { return block.get() == matrix->data; });
-      // Both copies of everything would be twice the memory.
+      // Return freed memory as we go: both layouts at once would take twice the memory.
       constexpr std::size_t kSome = std::size_t{256} << 20;
       freed += matrix->bytes();
       if (freed >= kSome) {

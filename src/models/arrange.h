@@ -1,5 +1,5 @@
 #pragma once
-/// Lays weights out for decoding.
+/// The layout of weights for decoding.
 
 #include <functional>
 
@@ -7,9 +7,9 @@
 
 namespace lca {
 
-/// Moves every linear weight whose type allows it into strips (ops/strips.h), where this processor
-/// multiplies them; the pages they came from are given back. The embedding keeps its rows, which
-/// are looked up one by one. `progress` is told 0 … 1.
+/// Moves every linear weight whose type has a strip layout (ops/strips.h) that this processor
+/// supports into strips, and releases the pages it came from. The embedding keeps its rows, which
+/// are looked up one by one. `progress` receives 0 … 1.
 void weights_arrange(Context& context, DecoderWeights& weights, const Checkpoint& checkpoint,
                      const std::function<void(double)>& progress);
 

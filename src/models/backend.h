@@ -20,14 +20,14 @@ class ModelBackend {
 
   /// Empty caches, one per layer.
   virtual std::unique_ptr<SequenceCaches> caches_open(std::span<const LayerSpec> layers) const = 0;
-  /// Caches that were saved, or come from another device.
+  /// Caches from a file or from another device.
   virtual std::unique_ptr<SequenceCaches> caches_load(std::vector<Cache> caches) const = 0;
-  /// The stages of one step; valid until the context runs another. Allocates nothing after the
+  /// The stages of one step; valid until the context runs the next one. Allocates nothing after the
   /// first step of a context.
   virtual Stages& stages(Context& context) const = 0;
-  /// Frees what a step of many rows left in the context.
+  /// Frees the activations that earlier steps left in the context.
   virtual void trim(Context& context) const = 0;
-  /// Most bytes that a step of `rows` tokens holds in activations.
+  /// Maximum bytes of activations of a step of `rows` tokens.
   virtual std::size_t activation_bytes(std::int64_t rows) const = 0;
 };
 

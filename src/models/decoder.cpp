@@ -40,7 +40,7 @@ void decoder_prompt(Stages& stages, std::span<const Settings> settings, const Se
   };
   stages.begin({&run, 1});
   for (std::size_t layer = 0; layer < settings.size(); ++layer) {
-    // First every chunk's entries, where the last one decides how groups are scored.
+    // Where the summary waits for the end of the prompt, all entries come before any attention.
     const bool waits = summary_waits(settings[layer]) && total > 1;
     if (waits) for_chunks([&](RowRange rows) { stages.entries(layer, rows); });
     for_chunks([&](RowRange rows) {

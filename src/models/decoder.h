@@ -14,14 +14,14 @@
 
 namespace lca {
 
-/// Passes some runs through all layers together. Between layers a stop request throws Error
+/// Runs one step through all layers. A stop request is checked between layers and throws Error
 /// (cancelled).
 void decoder_step(Stages& stages, std::size_t layers, std::span<const SequenceRun> runs,
                   const std::stop_token& stop);
 
-/// Passes a whole prompt layer by layer in chunks, as summaries that wait for its end need
-/// (mechanism §3). `settings` has one entry per layer; `progress` is told how much of the work is
-/// done, 0 … 1, and may throw.
+/// Runs a whole prompt layer by layer, each layer in chunks, as needed by summaries that wait for
+/// the end of the prompt (mechanism §3). `settings` has one entry per layer; `progress` receives
+/// the fraction of the work that is done, 0 … 1, and may throw.
 void decoder_prompt(Stages& stages, std::span<const Settings> settings, const SequenceRun& run,
                     std::int64_t chunk, const std::stop_token& stop,
                     const std::function<void(double)>& progress);

@@ -16,7 +16,7 @@
 namespace lca {
 namespace {
 
-/// Collects values; their order and sizes matter.
+/// Hashes values; their order and sizes matter.
 class Digest {
  public:
   Digest() { XXH3_128bits_reset(&state_); }
@@ -41,7 +41,8 @@ class Digest {
     add_value(number.has_value());
     add_value(number.value_or(0));
   }
-  /// Beginning, middle and end: quick for any size, and two checkpoints of one shape differ there.
+  /// Samples beginning, middle and end: fast for any size, and two checkpoints of one shape differ
+  /// there.
   void add_samples(const std::byte* data, std::size_t size) {
     constexpr std::size_t kPiece = 4096;
     add_value(static_cast<std::uint64_t>(size));
@@ -99,7 +100,8 @@ void add_experts(Digest& digest, const ExpertConfig& experts) {
   digest.add_value(experts.scale);
 }
 
-/// Everything that changes what the model computes. How a session attends is no part of it.
+/// Everything that changes what the model computes. The attention settings of sessions are not part
+/// of it.
 void add_config(Digest& digest, const ModelConfig& config) {
   digest.add_text(architecture_name(config.architecture));
   const AttentionShape& shape = config.attention;
@@ -173,7 +175,7 @@ std::string fingerprint_version1(const Model& model, Precision precision, DType 
   const Model::State& state = model.state();
   Digest digest;
   add_checkpoint(digest, state);
-  // Weights may be kept in another type than the file's.
+  // Weights in memory may have another type than in the file.
   matrices_visit_version1(state.weights,
                           [&](const PackedMatrix& matrix) { digest.add_value(matrix.type); });
   digest.add_value(precision == Precision::bf16 ? ProductType::bf16 : ProductType::f32);

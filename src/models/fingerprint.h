@@ -1,5 +1,5 @@
 #pragma once
-/// What tells a loaded model's weights apart, for people.
+/// Fingerprints of a loaded model's weights.
 
 #include <lca/model.h>
 
@@ -10,7 +10,7 @@ namespace lca {
 /// The fingerprint of session files of version 1, which covers precision and cache type as well.
 std::string fingerprint_version1(const Model& model, Precision precision, DType dtype);
 
-/// The storage type that most bytes of its matrices have in memory: "Q4_1", "BF16", ….
+/// The storage type of most bytes of its matrices in memory: "Q4_1", "BF16", ….
 std::string model_weight_type(const Model& model);
 
 }  // namespace lca

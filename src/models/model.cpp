@@ -35,7 +35,7 @@ ModelInfo model_info(const Model::State& state, WeightPacking packing) {
   return info;
 }
 
-/// The device that `text` names; throws Error where it does not exist or cannot run models.
+/// The device that `text` names; throws Error if it does not exist or cannot run models.
 std::string device_resolve(const std::string& text) {
   if (text == "cpu" || text == "auto") return "cpu";
   if (text == "cuda" || text.starts_with("cuda:")) {

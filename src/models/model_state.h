@@ -30,7 +30,7 @@ struct Model::State {
   std::unique_ptr<ModelBackend> backend;
   mutable std::once_flag fingerprinted;
   mutable std::string fingerprint;
-  // Read when first asked for: a model without a tokenizer can be run on ids.
+  // Loaded on first use: a model without a tokenizer can be run on ids.
   mutable std::once_flag tokenizer_opened;
   mutable std::optional<Tokenizer> tokenizer;
   mutable std::once_flag ends_collected;

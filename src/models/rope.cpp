@@ -16,18 +16,19 @@ std::vector<double> plain_frequencies(double base, std::int64_t width) {
   return result;
 }
 
-/// YaRN's temperature for a stretch.
+/// YaRN's attention temperature for a scaling factor.
 double yarn_mscale(double factor, double scale) {
   return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0;
 }
 
-/// YaRN: fast pairs keep their frequency, slow ones are stretched, those between are blended.
+/// YaRN: high frequencies are kept, low ones divided by the factor, those between interpolated.
 void yarn_stretch(std::vector<double>& frequencies, const RopeConfig& config) {
   const auto width = static_cast<double>(config.width);
-  // The pair that turns `turns` times over the original length.
-  const auto pair_of = [&](double turns) {
+  // The pair that makes `rotations` full rotations over the original length.
+  const auto pair_of = [&](double rotations) {
     const auto length = static_cast<double>(config.original_length);
-    return width * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(config.base));
+    return width * std::log(length / (rotations * 2 * std::numbers::pi)) /
+           (2 * std::log(config.base));
   };
   double low = pair_of(config.beta_fast);
   double high = pair_of(config.beta_slow);
@@ -44,17 +45,18 @@ void yarn_stretch(std::vector<double>& frequencies, const RopeConfig& config) {
   }
 }
 
-/// Llama 3: long waves are stretched, short ones stay, those between are blended.
+/// Llama 3: low frequencies are divided by the factor, high ones kept, those between interpolated.
 void llama3_stretch(std::vector<double>& frequencies, const RopeConfig& config) {
   const auto length = static_cast<double>(config.original_length);
   const double low = config.low_frequency_factor;
   const double high = config.high_frequency_factor;
   for (double& frequency : frequencies) {
-    const double turns = length * frequency / (2 * std::numbers::pi);  // over the original length
-    if (turns < low) {
+    const double rotations =
+        length * frequency / (2 * std::numbers::pi);  // over the original length
+    if (rotations < low) {
       frequency /= config.factor;
-    } else if (turns <= high) {
-      const double smooth = (turns - low) / (high - low);
+    } else if (rotations <= high) {
+      const double smooth = (rotations - low) / (high - low);
       frequency *= (1 - smooth) / config.factor + smooth;
     }
   }
@@ -124,7 +126,7 @@ const std::vector<double>* Rope::fixed_frequencies(std::int64_t length) const {
 
 std::vector<double> Rope::frequencies(std::int64_t length) const {
   if (const std::vector<double>* fixed = fixed_frequencies(length)) return *fixed;
-  // The base grows with the length, so that the slowest pair is stretched most.
+  // The base grows with the length, which scales the lowest frequency most.
   const auto width = static_cast<double>(config_.width);
   const double stretch =
       config_.factor * static_cast<double>(length) / static_cast<double>(config_.original_length) -
@@ -143,8 +145,8 @@ void Rope::table(std::int64_t first, std::int64_t count, std::int64_t length, fl
   const double scale = multiplier(length);
   for (std::int64_t row = 0; row < count; ++row) {
     const auto position = static_cast<double>(first + row);
-    for (const double turn : frequency) {
-      const double angle = position * turn;
+    for (const double radians : frequency) {
+      const double angle = position * radians;
       *cos++ = static_cast<float>(std::cos(angle) * scale);
       *sin++ = static_cast<float>(std::sin(angle) * scale);
     }

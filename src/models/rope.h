@@ -1,5 +1,6 @@
 #pragma once
-/// Rotary positions: the frequencies of every kind, their tables, and rotating rows by them.
+/// Rotary position embeddings: frequencies of every kind, tables of cosines and sines, and the
+/// rotation.
 
 #include "formats/model_config.h"
 
@@ -8,28 +9,28 @@
 
 namespace lca {
 
-/// The rotation of one model. Everything is computed in double, so that positions in the millions
-/// keep their angle; only the finished cosines and sines are rounded to float.
+/// RoPE of one model. Angles are computed in double, so that they stay exact at positions in the
+/// millions; only the final cosines and sines are rounded to float.
 class Rope {
  public:
-  /// `config` has been validated.
+  /// `config` must be valid.
   explicit Rope(const RopeConfig& config);
 
   /// Cosines and sines of positions first … first + count − 1, each [count, width/2], times the
   /// multiplier. `length` is the number of tokens of the prompt they belong to.
   void table(std::int64_t first, std::int64_t count, std::int64_t length, float* cos,
              float* sin) const;
-  /// What cosines and sines are multiplied by.
+  /// The factor of cosines and sines.
   double multiplier(std::int64_t length) const;
-  /// Radians a position, one for each of the width/2 pairs.
+  /// Radians per position of each of the width/2 pairs.
   std::vector<double> frequencies(std::int64_t length) const;
   /// Whether tables of two lengths may differ.
   bool depends_on_length() const;
-  /// Channels that are rotated.
+  /// Number of rotated channels.
   std::int64_t width() const { return config_.width; }
 
  private:
-  /// The frequencies of a length, where they need not be made first; else null.
+  /// The frequencies of a length where they are precomputed; else null.
   const std::vector<double>* fixed_frequencies(std::int64_t length) const;
 
   RopeConfig config_;
@@ -39,7 +40,7 @@ class Rope {
 };
 
 /// Rotates the first `width` floats at each (row, head) in place; row r by row r of the tables. The
-/// order of the channels stays.
+/// order of the channels does not change.
 void rope_apply(float* rows, std::int64_t count, std::int64_t heads, std::int64_t stride_row,
                 std::int64_t stride_head, std::int64_t width, RopeLayout layout, const float* cos,
                 const float* sin);

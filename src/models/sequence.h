@@ -1,6 +1,6 @@
 #pragma once
-/// The caches of one sequence on whatever device its model runs, behind one interface: what the
-/// engine does with them does not depend on where they lie.
+/// The caches of one sequence on any device, behind one interface, so that the engine does not
+/// depend on where they are stored.
 
 #include <lca/cache.h>
 
@@ -12,17 +12,17 @@
 
 namespace lca {
 
-/// A position of a sequence that it can return to. It holds the exact tokens (window and sink) and
+/// A position that a sequence can return to. A mark holds the exact tokens (window and sink) and
 /// recent queries at that position; representatives are shared with the sequence.
 class SequenceMark {
  public:
   virtual ~SequenceMark() = default;
   virtual std::int64_t position() const = 0;
-  /// Bytes it holds that the sequence does not.
+  /// Bytes that are not shared with the sequence.
   virtual std::size_t bytes() const = 0;
 };
 
-/// All layers' caches of one sequence. Functions with the name of one of `Cache` do the same for
+/// The caches of all layers of one sequence. Functions named like one of `Cache` do the same for
 /// all layers.
 class SequenceCaches {
  public:
@@ -35,8 +35,8 @@ class SequenceCaches {
   virtual std::int64_t truncate_floor() const = 0;
   virtual void truncate(std::int64_t length) = 0;
 
-  /// A step appends to the caches; until it is committed it can be rolled back without a trace. A
-  /// staged step may condense and drop a whole prompt on the way.
+  /// A step appends to the caches; until it is committed it can be rolled back completely. A staged
+  /// step may condense and drop tokens before it is committed, for a whole prompt in one step.
   virtual void step_begin(bool staged) = 0;
   virtual void step_commit() noexcept = 0;
   virtual void step_rollback() noexcept = 0;
@@ -44,7 +44,8 @@ class SequenceCaches {
   /// Another sequence at the same position; representatives are shared.
   virtual std::unique_ptr<SequenceCaches> fork() const = 0;
   virtual std::shared_ptr<const SequenceMark> mark() const = 0;
-  /// Back to a mark made at a position of this sequence that it still holds.
+  /// Returns to a mark of this sequence. The position of the mark must not have been truncated
+  /// since.
   virtual void rewind(const SequenceMark& mark) = 0;
   /// Another sequence at a mark of this one.
   virtual std::unique_ptr<SequenceCaches> fork_at(const SequenceMark& mark) const = 0;
@@ -53,7 +54,7 @@ class SequenceCaches {
   virtual std::vector<Cache> to_host() const = 0;
   /// A mark in host memory: empty for layers that can be cut back to it.
   virtual std::vector<std::optional<Cache>> mark_to_host(const SequenceMark& mark) const = 0;
-  /// The mark that `mark_to_host` gave, on this device again.
+  /// The inverse of `mark_to_host`.
   virtual std::shared_ptr<const SequenceMark> mark_from_host(
       std::int64_t position, std::vector<std::optional<Cache>> caches) const = 0;
 };

@@ -12,8 +12,8 @@
 namespace lca {
 namespace {
 
-/// Calls `visit` with every tensor that a linear layer of the decoder multiplies by, and with the
-/// embedding. Routers and MLA's up-projections are not among them.
+/// Calls `visit` with the weight of every linear layer of the decoder, and with the embedding.
+/// Routers and MLA's up-projections are not included.
 template <typename Visit>
 void linear_weights_visit(const Checkpoint& checkpoint, const Visit& visit) {
   const ModelConfig& config = checkpoint.config();

@@ -1,5 +1,5 @@
 #pragma once
-/// Which weights are packed while a model is loaded, and what that leaves of its size.
+/// Which weights are packed while a model is loaded, and their size afterwards.
 
 #include <lca/model.h>
 
@@ -10,19 +10,19 @@
 
 namespace lca {
 
-/// The type that weights are packed into; only where packing is asked for.
+/// The type that weights are packed into; not for `keep`.
 PackedType packing_type(WeightPacking packing);
 /// "q8_0", "q4_0", or "keep".
 const char* packing_name(WeightPacking packing);
 
-/// Whether a linear layer's weight of this type and so many columns is packed: plain numbers in
-/// whole blocks. What is packed already stays as it is.
+/// Whether a linear weight of this type with `columns` columns is packed: it must be unpacked, and
+/// its rows whole blocks. Weights that are packed already stay as they are.
 bool weight_packs(PackedType type, std::int64_t columns, WeightPacking packing);
 
-/// Bytes of all weights once those that can be are packed.
+/// Bytes of all weights after packing.
 std::size_t weight_bytes(const Checkpoint& checkpoint, WeightPacking packing);
 
-/// Throws Error (bad input) where packing is asked for and there is nothing to pack.
+/// Throws Error (bad input) if packing is requested and there is nothing to pack.
 void packing_require(const Checkpoint& checkpoint, WeightPacking packing);
 
 }  // namespace lca

@@ -19,7 +19,7 @@
 namespace lca {
 namespace {
 
-/// Looks tensors up by their Hugging Face names, checks them, and remembers what it handed out.
+/// Looks tensors up by their Hugging Face names, checks them, and records which were bound.
 class Binder {
  public:
   Binder(Context& context, const Checkpoint& checkpoint, const Adapter* adapter,
@@ -36,7 +36,7 @@ class Binder {
     for (const StoredTensor& tensor : checkpoint.tensors()) to_pack_ += tensor.bytes();
   }
 
-  /// A matrix that activations are multiplied by, or the embedding: packed where that was asked.
+  /// The weight of a linear layer, or the embedding: packed where requested.
   PackedMatrix weight(const std::string& name, std::int64_t rows, std::int64_t columns) {
     const StoredTensor tensor = require(name, {rows, columns});
     PackedMatrix found{tensor.data, tensor.type, rows, columns};
@@ -53,7 +53,7 @@ class Binder {
     return found;
   }
 
-  /// A vector, widened to float32.
+  /// A vector, converted to float32.
   const float* vector(const std::string& name, std::int64_t count) {
     const StoredTensor tensor = require(name, {count});
     remember(tensor.name, {tensor.data, tensor.type, 1, count});
@@ -62,7 +62,7 @@ class Binder {
     return values;
   }
 
-  /// A linear layer called `module`, with its bias and the adapter's change.
+  /// The linear layer `module` with its bias and the adapter's LoRA update.
   Linear linear(const std::string& module, std::int64_t out, std::int64_t in, bool bias = false) {
     Linear layer;
     layer.weight = weight(module + ".weight", out, in);
@@ -78,7 +78,7 @@ class Binder {
             linear(module + ".down_proj", hidden, width, bias)};
   }
 
-  /// The adapter's change of a module; empty where it has none.
+  /// The adapter's LoRA update of a module; empty if it has none.
   Lora lora(const std::string& module, std::int64_t out, std::int64_t in) {
     const LoraPair* pair = adapter_ == nullptr ? nullptr : adapter_->find(module);
     if (pair == nullptr) return {};
@@ -90,7 +90,8 @@ class Binder {
     return {pair->a, pair->b, static_cast<float>(pair->scale)};
   }
 
-  /// The change of a q or k projection whose rows the file permutes: B's rows follow them.
+  /// The LoRA update of a q or k projection whose rows are permuted in the file: B's rows are
+  /// permuted alike.
   Lora lora_permuted(Lora change, std::int64_t width) {
     if (change.empty() || !checkpoint_.permuted_qk()) return change;
     const std::int64_t rows = change.b.rows;
@@ -112,7 +113,7 @@ class Binder {
     return reinterpret_cast<T*>(weights_.owned.back().get());
   }
 
-  /// Looks for NaN and infinity in everything that was bound.
+  /// Checks everything that was bound for NaN and infinity.
   void check_finite() {
     std::size_t total = 1;
     for (const auto& [name, matrix] : bound_) total += matrix.bytes();
@@ -133,7 +134,7 @@ class Binder {
     }
   }
 
-  /// Every module of the adapter must have found its place.
+  /// Throws Error if a module of the adapter was not bound.
   void check_adapter() const {
     if (adapter_ == nullptr) return;
     for (const auto& [module, pair] : adapter_->modules()) {
@@ -169,10 +170,11 @@ class Binder {
   }
 
  private:
-  /// Of the progress, where weights are packed; the check of what is left takes the rest.
+  /// The share of the progress for packing, where weights are packed; the check of the others takes
+  /// the rest.
   static constexpr double kPackingShare = 0.95;
 
-  /// Packs a matrix some rows at a time: the file's pages behind them are given back, so that both
+  /// Packs a matrix some rows at a time and releases the file's pages as it goes, so that both
   /// forms are never in memory together.
   PackedMatrix pack(const std::string& name, const PackedMatrix& source) {
     constexpr std::size_t kAtOnce = std::size_t{32} << 20;
@@ -222,7 +224,7 @@ class Binder {
   std::set<std::string> used_;
 };
 
-/// MLA's kv_b, cut into w_uk [H,d_n,d_c] and w_uv [H,d_v,d_c]. Attention reads it unpacked.
+/// MLA's kv_b, split into w_uk [H,d_n,d_c] and w_uv [H,d_v,d_c]. Attention reads them unpacked.
 LayerWeights up_projections(Binder& binder, const std::string& module, const AttentionShape& shape,
                             DType dtype) {
   const std::int64_t heads = shape.heads;
@@ -237,7 +239,7 @@ LayerWeights up_projections(Binder& binder, const std::string& module, const Att
         binder.matrix(module + "kv_b_proj.weight", heads * per_head, d_latent);
     unpack_f32(kv_b.type, kv_b.data, fused.data(), kv_b.rows * kv_b.columns);
   } else if (binder.find(module + "k_b_proj.weight")) {
-    // Split in two, the keys' half transposed.
+    // Stored as two tensors, that of the keys transposed.
     const StoredTensor k_b = binder.require(module + "k_b_proj.weight", {heads, d_latent, d_nope});
     const StoredTensor v_b = binder.require(module + "v_b_proj.weight", {heads, d_value, d_latent});
     binder.remember(k_b.name, {k_b.data, k_b.type, heads * d_latent, d_nope});

@@ -1,5 +1,5 @@
 #pragma once
-/// A checkpoint's tensors bound to the places where a decoder uses them.
+/// The weights of a decoder, bound to a checkpoint's tensors.
 
 #include <lca/method.h>
 #include <lca/model.h>
@@ -21,7 +21,7 @@ struct FeedForwardWeights {
   Linear gate, up, down;
 };
 
-/// One layer. What an architecture does not have stays empty.
+/// One layer. Weights that an architecture does not have stay empty.
 struct DecoderLayer {
   const float* attention_norm = nullptr;
   Linear q;                          ///< GQA, and MLA without query compression
@@ -30,7 +30,7 @@ struct DecoderLayer {
   Linear k, v;                       ///< GQA
   Linear kv_a;                       ///< MLA: latent and RoPE key
   const float* kv_a_norm = nullptr;  ///< [d_c]
-  LayerWeights up_projections;       ///< MLA: kv_b cut in two, unpacked
+  LayerWeights up_projections;       ///< MLA: kv_b split in two, unpacked
   Linear o;
   const float* feed_forward_norm = nullptr;
   FeedForwardWeights feed_forward;          ///< dense layers, and the shared experts of others
@@ -38,8 +38,8 @@ struct DecoderLayer {
   std::vector<FeedForwardWeights> experts;  ///< the same
 };
 
-/// All weights. Matrices point into the checkpoint's and the adapter's memory; what had to be
-/// rewritten lies in `owned`.
+/// All weights. Matrices point into the checkpoint's and the adapter's memory; those that were
+/// converted are in `owned`.
 struct DecoderWeights {
   PackedMatrix embedding;  ///< [vocabulary, hidden]
   std::vector<DecoderLayer> layers;
@@ -49,11 +49,10 @@ struct DecoderWeights {
   std::deque<AlignedBytes> owned;
 };
 
-/// What a matrix is for.
+/// How a matrix is used.
 enum class MatrixRole : std::uint8_t { embedding, router, linear, head };
 
-/// Visits every matrix that the weights have: visit(MatrixRole, PackedMatrix&), const where they
-/// are.
+/// Calls visit(MatrixRole, PackedMatrix&) for every matrix of the weights; const if they are.
 template <typename Weights, typename Visit>
 void matrices_visit(Weights& weights, const Visit& visit) {
   const auto linear = [&](auto& layer, MatrixRole role = MatrixRole::linear) {
@@ -75,11 +74,11 @@ void matrices_visit(Weights& weights, const Visit& visit) {
   linear(weights.head, MatrixRole::head);
 }
 
-/// Finds and checks every tensor, and binds the adapter's changes (null: none). Throws Error naming
+/// Finds and checks every tensor, and binds the adapter's updates (null: none). Throws Error naming
 /// the first tensor that is missing, has the wrong shape, or holds a NaN or an infinity, and the
 /// first module of the adapter that the model does not have. `dtype` is that of MLA's
 /// up-projections. With `packing` the plain weights of linear layers and the embedding are packed
-/// into `owned`, and the file's pages given back. `progress` is told 0 … 1.
+/// into `owned`, and the file's pages are released. `progress` receives 0 … 1.
 DecoderWeights decoder_weights(Context& context, const Checkpoint& checkpoint,
                                const Adapter* adapter, DType dtype, WeightPacking packing,
                                const std::function<void(double)>& progress);

@@ -1,5 +1,5 @@
 #pragma once
-/// What lies between the operators of one step on the CPU; kept from step to step in the context.
+/// Activations of one step on the CPU; the context keeps the buffers from step to step.
 
 #include <lca/context.h>
 #include <lca/method.h>
@@ -12,14 +12,14 @@
 
 namespace lca {
 
-/// A block of floats that only ever grows.
+/// A float buffer that grows and never shrinks.
 class FloatBuffer {
  public:
-  /// At least `count` values; earlier contents may be gone.
+  /// At least `count` values; earlier contents may be lost.
   float* prepare(std::int64_t count) {
     if (count > capacity_) {
       memory_.reset();
-      capacity_ = 0;  // stays so where there is no memory
+      capacity_ = 0;  // stays 0 if the allocation throws
       memory_ = aligned_bytes(static_cast<std::size_t>(count) * sizeof(float));
       capacity_ = count;
     }
@@ -45,14 +45,14 @@ struct ExpertVisit {
   float weight = 0;
 };
 
-/// T rows are those of one step, or of one chunk of a layer-by-layer prompt.
+/// T is the number of rows of one step, or of one chunk of a layer-by-layer prompt.
 struct Activations {
   FloatBuffer hidden;           ///< [T, hidden]: the residual stream
   FloatBuffer normed;           ///< [T, hidden]
   FloatBuffer query_latent;     ///< [T, q_lora_rank]
   FloatBuffer queries;          ///< [T, H, d_score]
   FloatBuffer keys, values;     ///< GQA: [T, KV, d], [T, KV, d_v]; MLA: keys = [T, d_c + d_r]
-  FloatBuffer rounded_queries;  ///< the same in bf16, where products are
+  FloatBuffer rounded_queries;  ///< the same in bf16, where the cache stores bf16
   FloatBuffer rounded_keys, rounded_values;
   FloatBuffer attended;                     ///< [T, H, d_v]
   FloatBuffer branch;                       ///< [T, hidden]: what a residual branch adds
@@ -68,7 +68,7 @@ struct Activations {
   std::vector<ExpertVisit> visits;          ///< of all tokens, expert after expert
   std::vector<ExpertChoice> choices;        ///< [T, experts of a token]
   std::vector<std::int64_t> visits_begin;   ///< [experts + 1]
-  std::vector<std::int64_t> visit_runs;     ///< visits of one expert, run by run
+  std::vector<std::int64_t> visit_runs;     ///< number of visits of one expert in each run
 
   std::size_t bytes() const;
 };

@@ -9,7 +9,7 @@
 namespace lca {
 namespace {
 
-/// What a context keeps for models on the CPU.
+/// What a context holds for models on the CPU.
 struct CpuScratch final : ContextAttachment {
   Activations activations;
   std::optional<CpuStages> stages;

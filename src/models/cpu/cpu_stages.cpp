@@ -95,7 +95,8 @@ void CpuStages::rotate(float* x, std::int64_t rows, std::int64_t heads, std::int
   });
 }
 
-/// Where the first product of the queries goes: the latent where they are compressed, else q.
+/// The first product of the queries: into the query latent where queries are compressed, else into
+/// q.
 LinearCall CpuStages::first_query_call(const DecoderLayer& layer, std::int64_t rows) {
   if (!layer.q_a.empty()) {
     return {&layer.q_a, act_.query_latent.prepare(rows * config().query_latent)};
@@ -103,7 +104,7 @@ LinearCall CpuStages::first_query_call(const DecoderLayer& layer, std::int64_t r
   return {&layer.q, act_.queries.prepare(rows * shape().heads * shape().d_score())};
 }
 
-/// Queries of rows whose first product is done.
+/// Queries of rows whose first product is computed.
 Queries CpuStages::finish_queries(const DecoderLayer& layer, RowRange rows,
                                   std::span<const std::int64_t> runs) {
   const std::int64_t width = shape().d_score();
@@ -127,7 +128,7 @@ Queries CpuStages::finish_queries(const DecoderLayer& layer, RowRange rows,
   return queries;
 }
 
-/// Queries of normed rows of the only run.
+/// Queries of normed rows; the step has one run.
 Queries CpuStages::project_queries(const DecoderLayer& layer, const float* normed, RowRange rows) {
   const LinearCall call = first_query_call(layer, rows.count);
   const std::int64_t run = rows.count;
@@ -135,8 +136,8 @@ Queries CpuStages::project_queries(const DecoderLayer& layer, const float* norme
   return finish_queries(layer, rows, {&run, 1});
 }
 
-/// What normed rows leave in the cache. With `queries_too` the queries' first product is done along
-/// the way, for finish_queries.
+/// Cache entries of normed rows. With `queries_too` the first product of the queries is computed in
+/// the same call, for finish_queries.
 Entries CpuStages::project_entries(const DecoderLayer& layer, const float* normed, RowRange rows,
                                    bool queries_too) {
   const std::span<const std::int64_t> runs = runs_of(rows);
@@ -181,7 +182,7 @@ void CpuStages::parts_fill(std::size_t layer, RowRange rows, const Queries& quer
     const bool whole = rows.count == rows_;
     const std::int64_t count =
         whole ? static_cast<std::int64_t>(runs_[i].tokens.size()) : rows.count;
-    // Queries may be those of the last rows only.
+    // There may be queries of the last rows only.
     const std::int64_t asked = whole && runs_.size() > 1 ? count : queries.rope.shape[0];
     act_.parts[i] = {&cache(i, layer), slice(queries, runs_.size() > 1 ? row : 0, asked),
                      entries == nullptr ? Entries{} : slice(*entries, row, count),
@@ -209,7 +210,7 @@ void CpuStages::begin(std::span<const SequenceRun> runs) {
   runs_ = runs;
   rows_ = 0;
   queries_ready_ = false;
-  // One more length, for pieces of a single run.
+  // One more element for runs_of: the length of a piece of a single run.
   act_.lengths.resize(runs.size() + 1);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     act_.lengths[i] = static_cast<std::int64_t>(runs[i].tokens.size());
@@ -238,7 +239,7 @@ void CpuStages::entries(std::size_t index, RowRange rows) {
   const bool waiting = waits(index);
   const Entries entries = project_entries(layer, normed, rows, !waiting);
   if (waiting) {
-    // No more queries than the summary may need; `attend` makes all of them.
+    // Only the queries that the summary may need; `attend` computes all of them.
     const std::int64_t asked =
         std::min(rows.count, cache(0, index).spec().settings.summary_queries);
     queries_ = project_queries(layer, normed + (rows.count - asked) * config().hidden,

@@ -32,13 +32,13 @@ class CpuStages final : public Stages {
   Cache& cache(std::size_t run, std::size_t layer) const {
     return static_cast<HostCaches*>(runs_[run].caches)->layer(layer);
   }
-  /// Whether the layer's summary waits for the prompt's end. All runs of a step agree where it
-  /// does.
+  /// Whether the layer condenses only at the end of the prompt: then the step is the whole prompt
+  /// of a single run.
   bool waits(std::size_t layer) const;
 
   void product(const Linear& layer, const float* x, std::span<const std::int64_t> runs,
                float* out) const;
-  /// Lengths of the runs inside `rows`: all runs, or one piece of the only one.
+  /// Lengths of the runs inside `rows`: all runs, or a piece of the only run.
   std::span<const std::int64_t> runs_of(RowRange rows);
   const float* norm(const float* weight, const float* x, std::int64_t rows);
   void rotate(float* x, std::int64_t rows, std::int64_t heads, std::int64_t stride,
@@ -49,10 +49,11 @@ class CpuStages final : public Stages {
   Queries project_queries(const DecoderLayer& layer, const float* normed, RowRange rows);
   Entries project_entries(const DecoderLayer& layer, const float* normed, RowRange rows,
                           bool queries_too);
-  /// Fills `act_.parts`: what each run's rows ask and leave in the cache.
+  /// Fills `act_.parts` with the queries and cache entries of each run's rows.
   void parts_fill(std::size_t layer, RowRange rows, const Queries& queries, const Entries* entries,
                   float* out);
-  /// Calls body(method, parts, positions) for neighbours with the same settings.
+  /// Calls body(method, parts, positions) for each stretch of consecutive parts with equal
+  /// settings.
   template <typename Body>
   void for_like_parts(const Body& body);
 
@@ -61,8 +62,8 @@ class CpuStages final : public Stages {
   Activations& act_;
   std::span<const SequenceRun> runs_;
   std::int64_t rows_ = 0;
-  Queries queries_;             // of the rows that `entries` saw last
-  bool queries_ready_ = false;  // for `attend`
+  Queries queries_;             // of the rows of the last call of `entries`
+  bool queries_ready_ = false;  // `attend` can use queries_ as they are
 };
 
 }  // namespace lca

@@ -26,7 +26,7 @@ void feed_forward(Context& context, const FeedForwardWeights& weights, ProductTy
 
 namespace {
 
-/// Kept from call to call: a decoded token takes no memory.
+/// Kept from call to call, so that decoding a token allocates nothing.
 struct ChoosingScratch {
   std::vector<float> scores, best;
   std::vector<std::int64_t> order;
@@ -48,7 +48,7 @@ void experts_choose(const ExpertConfig& config, const float* logits,
 
   scratch.allowed.assign(scores.size(), true);
   if (config.router == Router::group_limited) {
-    // Only experts of the groups with the best single expert stay in the race.
+    // Only experts of the groups with the best single expert can be chosen.
     const std::int64_t size = config.count / config.groups;
     std::vector<float>& best = scratch.best;
     best.clear();
@@ -96,7 +96,7 @@ namespace {
 /// One token: all its experts read the same activations, so that their first products are one call.
 void experts_of_one(Context& context, const DecoderLayer& layer, ProductType type,
                     Activations& activations, const float* x, float* out) {
-  // Added up in the order of the experts, as in a batch: other rows must not change a bit.
+  // Summed in the order of the experts, as in a batch: the result must not depend on other rows.
   std::ranges::sort(activations.choices, {}, &ExpertChoice::expert);
   const std::span<const ExpertChoice> chosen(activations.choices);
   const std::int64_t hidden = layer.router.in();
@@ -127,7 +127,7 @@ void experts_of_one(Context& context, const DecoderLayer& layer, ProductType typ
   }
 }
 
-/// Brings the choices of all tokens into the order of the experts.
+/// Sorts the choices of all tokens by expert.
 void sort_visits(const ExpertConfig& config, std::int64_t rows, Activations& activations) {
   std::vector<std::int64_t>& begin = activations.visits_begin;
   begin.assign(static_cast<std::size_t>(config.count) + 1, 0);
@@ -144,13 +144,13 @@ void sort_visits(const ExpertConfig& config, std::int64_t rows, Activations& act
       activations.visits[static_cast<std::size_t>(at++)] = {row, choice.weight};
     }
   }
-  // Each beginning has become its end, which is the next one's beginning.
+  // begin[e] now is the end of expert e, which is the beginning of expert e + 1.
   std::rotate(begin.begin(), begin.end() - 1, begin.end());
   begin[0] = 0;
 }
 
-/// How many of an expert's visits come from each run, runs without any left out: the expert's
-/// products then are those that each run alone would take.
+/// How many of an expert's visits come from each run, runs without visits left out, so that each
+/// run is multiplied as it would be alone.
 std::span<const std::int64_t> visit_runs(std::span<const ExpertVisit> visits,
                                          std::span<const std::int64_t> runs,
                                          Activations& activations) {

@@ -22,7 +22,7 @@ std::vector<std::optional<Cache>> clones_of(const std::vector<std::optional<Cach
   return copies;
 }
 
-/// Dense attention drops nothing: it can be cut back to any position.
+/// Dense attention drops nothing, so its cache can be truncated to any position.
 bool can_be_cut(const Cache& cache) { return cache.spec().settings.method == MethodKind::dense; }
 
 /// The caches of `layers` at a mark.

@@ -18,7 +18,7 @@ class HostMark final : public SequenceMark {
 
  private:
   std::int64_t position_;
-  std::vector<std::optional<Cache>> caches_;  // empty where the layer can be cut back instead
+  std::vector<std::optional<Cache>> caches_;  // empty where the layer can be truncated instead
 };
 
 class HostCaches final : public SequenceCaches {
