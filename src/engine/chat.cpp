@@ -8,7 +8,7 @@
 namespace lca {
 namespace {
 
-/// Tokens without which a format cannot be written.
+/// Tokens that a format requires.
 std::vector<std::string_view> marks_needed(ChatFormat format) {
   switch (format) {
     case ChatFormat::chatml:
@@ -26,7 +26,7 @@ std::vector<std::string_view> marks_needed(ChatFormat format) {
   return {};
 }
 
-/// Tokens that end a reply where the tokenizer has them.
+/// Tokens that end a reply, if the tokenizer has them.
 std::vector<std::string_view> ends_known(ChatFormat format) {
   switch (format) {
     case ChatFormat::chatml:
@@ -60,7 +60,7 @@ struct ChatTemplate::State {
   Tokenizer tokenizer;
   ChatStyle style;
   std::vector<std::int32_t> end_tokens;
-  std::vector<std::int32_t> guarded;  // tokens that no text may become
+  std::vector<std::int32_t> guarded;  // tokens that message text must not encode to
 };
 
 ChatTemplate::State::State(const Tokenizer& shared, ChatFormat format, std::string_view text)
@@ -80,7 +80,8 @@ ChatTemplate::State::State(const Tokenizer& shared, ChatFormat format, std::stri
   for (const std::string_view mark : ends_known(format)) {
     if (const auto id = tokenizer.find(mark)) end_tokens.push_back(*id);
   }
-  // DeepSeek's formats end a reply with a token their template names, or with the tokenizer's.
+  // DeepSeek's formats end a reply with the token that the template names, or the tokenizer's end
+  // token.
   const bool ends_by_own = format == ChatFormat::deepseek || format == ChatFormat::deepseek_r1 ||
                            format == ChatFormat::llama2;
   if (ends_by_own && !end_tokens.empty()) style.end = tokenizer.token(end_tokens.front());
@@ -107,8 +108,8 @@ std::vector<std::int32_t> ChatTemplate::State::encode_text(std::string_view text
   };
   if (std::ranges::none_of(ids, is_guarded)) return ids;
 
-  // Some checkpoints do not declare the marks of their format special, and their tokenizers find
-  // them in any text. Cut after the first byte of each, so that none is found.
+  // Some checkpoints do not declare the marks of their format special, so that their tokenizers
+  // match them in any text. The text is cut after the first byte of each, so that none matches.
   ids.clear();
   std::size_t from = 0;
   for (std::size_t at = 0; at < text.size(); ++at) {
@@ -135,8 +136,8 @@ std::vector<std::int32_t> ChatTemplate::State::encode(std::span<const ChatPiece>
     }
   }
 
-  // Ordinary text: encode the whole, as the checkpoint's own tokenizer would. It is right exactly
-  // where the special tokens in it are those of the format.
+  // Ordinary text: encode all of it, as the checkpoint's own tokenizer would. This is correct if
+  // and only if the special tokens in the result are those of the format.
   if (is_parsed) {
     std::vector<std::int32_t> ids =
         tokenizer.encode(whole, {.add_special = false, .parse_special = true});
@@ -146,7 +147,8 @@ std::vector<std::int32_t> ChatTemplate::State::encode(std::span<const ChatPiece>
     if (special == marks) return ids;
   }
 
-  // A message spells a special token: everything between the marks is encoded as plain text.
+  // A message contains the text of a special token: encode everything between the marks as plain
+  // text.
   std::vector<std::int32_t> ids;
   std::string text;
   const auto flush = [&] {
@@ -195,7 +197,7 @@ std::vector<std::int32_t> ChatTemplate::next_turn(std::string_view user, bool en
   return guarded([&] {
     const std::vector<ChatPiece> pieces = chat_next_pieces(state_->style, user);
     std::vector<std::int32_t> ids = state_->encode(pieces);
-    // The end token is encoded in any case, since what follows it may depend on its being there.
+    // The end token is always encoded, since the encoding of what follows may depend on it.
     if (ended && pieces.front().mark) ids.erase(ids.begin());
     return ids;
   });

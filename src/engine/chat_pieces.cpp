@@ -72,7 +72,8 @@ std::string_view without_thinking(const ChatStyle& style, std::string_view reply
   return at == std::string_view::npos ? reply : reply.substr(at + kThinkEnd.size());
 }
 
-// --- one writer a format ------------------------------------------------------------------------
+// --- one writer per format
+// ------------------------------------------------------------------------
 
 void chatml_turn(Pieces& out, std::string_view role, std::string_view text) {
   out.mark("<|im_start|>");
@@ -128,7 +129,7 @@ void llama3_answer(Pieces& out) {
 
 void llama2_user(Pieces& out, const ChatStyle& style, std::optional<std::string_view> system,
                  std::string_view user) {
-  // The template trims system message and question as one text.
+  // The template trims the system message and the question as one text.
   std::string text;
   if (system) text.append("<<SYS>>\n").append(*system).append("\n<</SYS>>\n\n");
   text += user;
@@ -189,7 +190,7 @@ void r1_user(Pieces& out, std::string_view text) {
 }
 
 void r1_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
-  // The system message is written first wherever it stands; of several the last one counts.
+  // The system message is written first, wherever it occurs; of several, the last one is used.
   std::string_view system;
   for (const ChatMessage& message : messages) {
     if (message.role == Role::system) system = message.text;

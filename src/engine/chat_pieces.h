@@ -1,5 +1,5 @@
 #pragma once
-/// A conversation as pieces, before it is encoded: the tokens a format names, and text.
+/// A conversation before encoding, as pieces: special tokens of the format, and text.
 
 #include <lca/chat.h>
 
@@ -10,30 +10,30 @@
 
 namespace lca {
 
-/// One piece of a conversation: a token the format names, or text.
+/// One piece of a conversation: a special token of the format, or text.
 struct ChatPiece {
   std::string text;
-  bool mark = false;  ///< a special token, spelled out
+  bool mark = false;  ///< a special token, as its text
 };
 
-/// All that differs between two checkpoints of one format.
+/// What may differ between two checkpoints of one format.
 struct ChatStyle {
   ChatFormat format = ChatFormat::plain;
-  std::string begin;              ///< spelling of the token that begins a conversation; empty: none
-  std::string end;                ///< spelling of the token that ends a reply; empty: none
+  std::string begin;              ///< text of the token that begins a conversation; empty: none
+  std::string end;                ///< text of the token that ends a reply; empty: none
   std::string default_system;     ///< the system message where none is given; empty: none
   std::string preamble;           ///< what Llama 3.1 puts before every system message; empty: none
   bool thinks = false;            ///< replies begin inside <think>
   bool forgets_thinking = false;  ///< past replies keep only what follows </think>
 };
 
-/// Reads the style off a template. `begin` and `end` are the tokenizer's tokens as it spells them.
+/// Derives the style from a template. `begin` and `end` are the texts of the tokenizer's tokens.
 ChatStyle chat_style(ChatFormat format, std::string_view chat_template, std::string_view begin,
                      std::string_view end);
-/// The conversation up to where the assistant replies. Adjacent texts are joined.
+/// The conversation up to the point where the assistant replies. Adjacent texts are joined.
 std::vector<ChatPiece> chat_pieces(const ChatStyle& style, std::span<const ChatMessage> messages);
-/// From the end of a reply, its end token first (where the format has one), through the user's
-/// message to where the assistant replies again.
+/// From the end of a reply (beginning with its end token, if the format has one) through the user's
+/// message to the point where the assistant replies again.
 std::vector<ChatPiece> chat_next_pieces(const ChatStyle& style, std::string_view user);
 
 }  // namespace lca

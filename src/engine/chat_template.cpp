@@ -1,5 +1,5 @@
-// What can be read off a chat template (Jinja) without running it: the format, by its marks, and
-// the few sentences in which checkpoints of one format differ.
+// What can be derived from a chat template (Jinja) without running it: the format, from its marks,
+// and the few strings in which checkpoints of one format differ.
 #include "core/error.h"
 #include "core/text.h"
 #include "engine/chat_pieces.h"
@@ -16,7 +16,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-/// `'part` or `"part`: a string of the template that begins so.
+/// Whether the template has a string literal that begins with `part`.
 bool has_literal(std::string_view text, std::string_view part) {
   for (std::size_t at = text.find(part); at != std::string_view::npos;
        at = text.find(part, at + 1)) {
@@ -25,7 +25,8 @@ bool has_literal(std::string_view text, std::string_view part) {
   return false;
 }
 
-/// The string literal whose inside begins at `at`, escapes resolved; none where it does not end.
+/// The string literal whose contents begin at `at`, with escapes resolved; none if it is not
+/// terminated.
 std::optional<std::string> literal_at(std::string_view text, std::size_t at) {
   const char quote = text[at - 1];
   std::string inside;
@@ -41,7 +42,7 @@ std::optional<std::string> literal_at(std::string_view text, std::size_t at) {
   return std::nullopt;
 }
 
-/// What `accept` makes of the first literal that begins with `first` and that it accepts.
+/// The result of `accept` for the first literal that begins with `first` and that it accepts.
 template <typename Accept>
 std::string literal_find(std::string_view text, std::string_view first, const Accept& accept) {
   for (std::size_t at = text.find(first); at != std::string_view::npos;
@@ -69,8 +70,8 @@ std::string chatml_default(std::string_view chat_template) {
                       });
 }
 
-/// Llama 3.1 states its knowledge and a date before every system message. The date is the one the
-/// template falls back on: an answer should not depend on the day.
+/// Llama 3.1 states its knowledge and a date before every system message. The date is the
+/// template's default: an answer should not depend on the day.
 std::string llama3_preamble(std::string_view chat_template) {
   constexpr std::string_view kDate = "date_string = ";
   const auto whole = [](std::string_view inside) { return std::optional<std::string>(inside); };
@@ -147,9 +148,8 @@ ChatFormat chat_format_detect(std::string_view chat_template, std::string_view a
       contains(text, "eos_token")) {
     return ChatFormat::deepseek;
   }
-  fail_incompatible(
-      "the checkpoint's chat template (\"{}\") is of no known kind; choose a format: {}",
-      text_printable(text, 60), fmt::join(chat_format_names(), ", "));
+  fail_incompatible("the checkpoint's chat template (\"{}\") has no known format; choose one: {}",
+                    text_printable(text, 60), fmt::join(chat_format_names(), ", "));
 }
 
 ChatStyle chat_style(ChatFormat format, std::string_view chat_template, std::string_view begin,

@@ -73,7 +73,7 @@ class Reply {
   void read() {
     LogitsSink sink;
     if (options_.prompt_logprobs) {
-      // Logits of a position are about the next token.
+      // The logits of a position predict the next token.
       if (!session_.logits().empty()) {
         prompt_logprobs_.push_back(
             logprobs_of(session_.logits(), prompt_[0], options_.top_logprobs));
@@ -102,7 +102,7 @@ class Reply {
       logits = adjusted_;
     }
     picked_ = sampler_.pick(logits, session_.tokens(), session_.length());
-    // An end token is not taken; text that it releases belongs to no token.
+    // An end token is not taken; withheld text that is emitted now belongs to no token.
     fresh_ = std::ranges::find(options_.end_tokens, picked_) == options_.end_tokens.end();
     if (options_.logprobs) {
       candidate_ = logprobs_of(session_.logits(), picked_, options_.top_logprobs);
@@ -134,7 +134,7 @@ class Reply {
       begun.assign(session_.tokens().begin() + session_.prompt_end(), session_.tokens().end());
     }
     const auto decode = [this](std::int32_t token) {
-      // A token that was emitted is taken even where a stop was requested meanwhile.
+      // A token that was emitted is taken even if a stop was requested meanwhile.
       session_.decode(token);
       partial_.tokens.push_back(token);
     };
@@ -152,7 +152,7 @@ class Reply {
   std::int64_t reused_;
   Watch watch_;
   double prefill_seconds_ = 0, first_seconds_ = 0, decode_seconds_ = 0;
-  Generated partial_;  // as far as it came, where an error ends it
+  Generated partial_;  // the reply so far, for a call that ends with an error
   std::vector<float> adjusted_;
   std::int32_t picked_ = 0;
   bool fresh_ = false;  // the picked token has not been handed out

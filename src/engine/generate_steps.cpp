@@ -34,7 +34,7 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
   };
   for (const std::int32_t token : steps.begun) {
     filter.push(decoded(token));
-    // What follows a stop string is a reply of its own.
+    // What follows a stop string is a new reply.
     if (filter.stopped()) filter = StopFilter(options.stops);
   }
   const auto show = [&](std::string_view text) {
@@ -63,7 +63,7 @@ Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
 
   if (result.reason == StopReason::end_token ||
       (result.reason == StopReason::length && !options.open)) {
-    // Half a character, or what might have become a stop string, is text now.
+    // Nothing more comes: emit withheld text (part of a character, or of a possible stop string).
     std::string rest = filter.push(decoder.finish());
     if (filter.stopped()) result.reason = StopReason::stop_string;
     rest += filter.finish();

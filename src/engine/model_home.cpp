@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kBuiltIn = "smollm2";
 constexpr std::string_view kBuiltInFile = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// A variable that is set to nothing counts as not set.
+/// A variable that is set to the empty string counts as not set.
 std::filesystem::path variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::filesystem::path() : std::filesystem::path(value);
@@ -21,7 +21,7 @@ std::filesystem::path variable(const char* name) {
 
 std::filesystem::path model_home() {
   if (std::filesystem::path home = variable("LCA_HOME"); !home.empty()) return home;
-  // The convention says that a relative path there is to be ignored.
+  // The XDG specification says to ignore relative paths.
   if (const std::filesystem::path cache = variable("XDG_CACHE_HOME"); cache.is_absolute()) {
     return cache / "lca";
   }
@@ -37,8 +37,8 @@ std::filesystem::path model_resolve(std::string_view name) {
   if (name == kBuiltIn) {
     std::filesystem::path file = model_home() / kBuiltInFile;
     if (!std::filesystem::is_regular_file(file, ignored)) {
-      fail_input("{} is not here yet (looked for {}); run `make model` once to fetch it", kBuiltIn,
-                 path_printable(file.string()));
+      fail_input("{} is not downloaded yet (looked for {}); run `make model` once to fetch it",
+                 kBuiltIn, path_printable(file.string()));
     }
     return file;
   }

@@ -1,4 +1,4 @@
-// What a Model knows of text: its tokenizer, its chat format and the tokens that end a reply.
+// The text side of a Model: its tokenizer, its chat format and the tokens that end a reply.
 
 #include <lca/model.h>
 
@@ -38,7 +38,7 @@ const std::vector<std::int32_t>& Model::end_tokens() const {
           if (std::ranges::find(ends, token) == ends.end()) ends.push_back(token);
         }
       } catch (const Error& error) {
-        // A checkpoint without tokenizer or with a template of its own has its own ends alone.
+        // Without a tokenizer or a known chat format only the checkpoint's own end tokens count.
         if (error.kind() == ErrorKind::out_of_memory || error.kind() == ErrorKind::io) throw;
       }
       state_->end_tokens = std::move(ends);

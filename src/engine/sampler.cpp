@@ -21,7 +21,7 @@ double uniform(std::uint64_t seed, std::uint64_t index) {
     return x ^ (x >> 31);
   };
   constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15u;
-  // Seeds are mixed first: neighbouring ones must not give the same numbers one step apart.
+  // Seeds are mixed first: consecutive seeds must not give the same numbers shifted by one step.
   const std::uint64_t bits = mix(mix(seed + kStep) + (index + 1) * kStep);
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
@@ -80,7 +80,7 @@ std::int32_t Sampler::pick(std::span<const float> logits, std::span<const std::i
   return draw(position);
 }
 
-/// What was seen lately becomes less likely, once however often it was seen.
+/// Lowers the logits of recent tokens, once for each token however often it occurs.
 std::span<const float> Sampler::penalise(std::span<const float> logits,
                                          std::span<const std::int32_t> history) {
   if (sampling_.repetition_penalty == 1 || history.empty()) return logits;
@@ -96,7 +96,7 @@ std::span<const float> Sampler::penalise(std::span<const float> logits,
   return scores_;
 }
 
-/// The tokens that top-k leaves, by id, with their weights: all that score like the k-th best.
+/// The tokens that top-k keeps, by id, with their weights; ties with the k-th best are kept.
 void Sampler::collect(std::span<const float> scores, float best) {
   float threshold = -kInfinity;
   const auto top_k = static_cast<std::uint64_t>(sampling_.top_k);
@@ -111,7 +111,7 @@ void Sampler::collect(std::span<const float> scores, float best) {
   for (std::size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] < threshold || scores[i] == -kInfinity) continue;
     double weight = 1;
-    if (scores[i] != best) {  // also keeps infinity − infinity out
+    if (scores[i] != best) {  // avoids infinity − infinity
       const double below = static_cast<double>(scores[i]) - static_cast<double>(best);
       weight = std::exp(below / sampling_.temperature);
     }
@@ -119,14 +119,14 @@ void Sampler::collect(std::span<const float> scores, float best) {
   }
 }
 
-/// Keeps the likeliest tokens until their mass reaches top-p; at least one.
+/// Keeps the likeliest tokens until their probability reaches top-p; at least one.
 void Sampler::keep_top_p() {
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;
   const auto is_worse = [](const Candidate& a, const Candidate& b) {
     return a.weight != b.weight ? a.weight < b.weight : a.id > b.id;
   };
-  // A heap hands out the likeliest without sorting the long tail.
+  // A heap yields the likeliest tokens without sorting the long tail.
   std::ranges::make_heap(candidates_, is_worse);
   const double wanted = sampling_.top_p * total;
   double mass = 0;

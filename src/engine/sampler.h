@@ -9,22 +9,22 @@
 
 namespace lca {
 
-/// Picks tokens one after another. Keeps its working memory, so that only the first pick allocates.
+/// Samples tokens one by one. Keeps its scratch memory, so that only the first call allocates.
 class Sampler {
  public:
   /// Throws Error naming the setting that is out of range.
   explicit Sampler(const Sampling& sampling);
 
-  /// The token at `position`. What is drawn depends on seed and position alone, not on what was
-  /// drawn before: a conversation that is taken up again goes on with the same numbers. `history`
-  /// is what the repetition penalty looks at, newest last; ids outside the vocabulary are skipped.
-  /// Throws Error where a logit is NaN.
+  /// The token at `position`. The random number depends on seed and position alone, not on earlier
+  /// draws: a saved conversation continues with the same numbers. `history` holds the tokens for
+  /// the repetition penalty, newest last; ids outside the vocabulary are skipped. Throws Error if a
+  /// logit is NaN.
   std::int32_t pick(std::span<const float> logits, std::span<const std::int32_t> history,
                     std::int64_t position);
 
  private:
   struct Candidate {
-    double weight;  // of the likeliest token: 1
+    double weight;  // relative to the likeliest token, whose weight is 1
     std::int32_t id;
   };
 

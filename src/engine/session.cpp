@@ -25,7 +25,7 @@ std::int64_t chunk_rows(const SessionOptions& options) {
 
 const LogitsSink* sink_of(const LogitsSink& sink) { return sink ? &sink : nullptr; }
 
-/// Kept from call to call: a batch of decoded tokens takes no memory.
+/// Kept from call to call, so that decoding a batch allocates nothing.
 std::vector<StepPart>& parts_scratch() {
   thread_local std::vector<StepPart> parts;
   parts.clear();
@@ -177,9 +177,8 @@ void sessions_forward(std::span<const Step> steps, const std::stop_token& stop) 
       if (step.prompt && state.layer_by_layer) {
         if (steps.size() > 1) {
           fail_input(
-              "session {} is in summary mode `prompt`, where a prompt is read by itself; it can "
-              "only "
-              "decode in a step with others",
+              "session {} is in summary mode `prompt`, where a prompt must be the only step; it "
+              "can only decode in a step with others",
               i);
         }
         options.layer_by_layer = true;
@@ -248,7 +247,8 @@ Memory session_memory(const Model& model, const SessionOptions& options, std::in
   memory.activations = model.state().backend->activation_bytes(chunk) + step_logit_bytes(model);
   memory.scratch = attention;
   if (waits_for_prompt(settings)) {
-    // One layer at a time holds every token's entry; all tokens' hidden states and angles are kept.
+    // One layer at a time holds the entries of all tokens; hidden states and angles of all tokens
+    // are kept.
     Settings dense = settings.front();
     dense.method = MethodKind::dense;
     memory.scratch += lca::cache_bytes(layer_spec(model, dense), length);

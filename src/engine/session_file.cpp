@@ -29,7 +29,7 @@ constexpr std::size_t kMostMarks = 1 << 16;
 
 using Checksum = std::array<std::byte, 16>;
 
-/// A checksum of what comes in pieces.
+/// A checksum of data in pieces.
 class Hash {
  public:
   Hash() { XXH3_128bits_reset(&state_); }
@@ -107,7 +107,7 @@ void put_mark(ByteWriter& to, const SavedMark& mark) {
 
 // --- reading -------------------------------------------------------------------------------------
 
-/// Where a number of a file is out of range: only a forger gets past the checksum with one.
+/// For values out of range: with a valid checksum only a forged file has them.
 [[noreturn]] void fail_forged(const char* what) {
   fail_input("is not a session this program wrote: {}", what);
 }
@@ -126,7 +126,7 @@ std::string get_text(ByteReader& from) {
 template <typename T>
 std::vector<T> get_list(ByteReader& from) {
   const auto count = from.get<std::uint64_t>();
-  // Compared before memory is taken: a file may claim any number.
+  // Checked before allocating: a file may claim any size.
   require(count <= from.left() / sizeof(T), "a list is longer than the file");
   const auto bytes = from.get_bytes(static_cast<std::size_t>(count) * sizeof(T));
   std::vector<T> list(static_cast<std::size_t>(count));
@@ -134,8 +134,8 @@ std::vector<T> get_list(ByteReader& from) {
   return list;
 }
 
-/// Fields that are missing at the end were not known to the program that wrote the file; they take
-/// the values that did not exist otherwise.
+/// A file of an older program lacks the last fields; they take the values that reproduce its
+/// behaviour.
 Settings get_settings(ByteReader& from, std::size_t count) {
   Settings settings;
   for (const SettingField& field : std::span(setting_fields()).first(count)) {
@@ -237,18 +237,18 @@ SessionRecord get_record(ByteReader& from, std::uint32_t version) {
     require(marks <= kMostMarks, "its number of marks");
     for (std::uint64_t i = 0; i < marks; ++i) record.marks.push_back(get_mark(from, record));
   }
-  require(from.left() == 0, "it has bytes too many");
+  require(from.left() == 0, "it has trailing bytes");
   return record;
 }
 
-/// Magic, version, size and checksum; the rest is what is left to read.
+/// Checks magic, version, size and checksum; returns a reader of the rest.
 ByteReader body_of(std::span<const std::byte> bytes, std::uint32_t& version) {
   if (bytes.empty()) fail_input("is empty, not a session");
   ByteReader from(bytes, "it");
   if (bytes.size() < sizeof(kMagic) || from.get<std::array<char, 8>>() != kMagic) {
     fail_input("is not a session of lca");
   }
-  constexpr const char* kAdvice = "it cannot be taken up again; start a new one";
+  constexpr const char* kAdvice = "it cannot be continued; start a new one";
   if (bytes.size() < kBodyAt) fail_input("is truncated: {}", kAdvice);
   version = from.get<std::uint32_t>();
   if (version < 1 || version > kSessionVersion) {
@@ -338,7 +338,7 @@ void session_check_settings(const SessionHead& head, const std::vector<Settings>
                                 : std::string(field.choices[static_cast<std::size_t>(value)]);
       };
       fail_input(
-          "{}: this session has {} {}, not {}: a session keeps its settings; ask for no other, or "
+          "{}: this session has {} {}, not {}: a session keeps its settings; use the same ones, or "
           "start a new session",
           path_printable(name), field.name, text(kept), text(asked));
     }
@@ -369,8 +369,8 @@ void session_cut(SessionRecord& record, std::int64_t length, std::string_view na
   const auto mark = marked(kept);
   if (kept < head.truncate_floor && mark == record.marks.end()) {
     fail_input(
-        "{}: what a session of {} tokens needs is condensed or dropped by now: it can be cut to {} "
-        "tokens or more, or the model can read the text again",
+        "{}: the exact tokens that a session of {} tokens needs are condensed or dropped: it can "
+        "be cut to {} tokens or more, or the model can read the text again",
         path_printable(name), length, std::min(head.length(), head.truncate_floor + 1));
   }
   head.logits.clear();

@@ -1,5 +1,5 @@
 #pragma once
-/// Saved sessions as files (docs/sessions.md says byte by byte what is in one).
+/// Session files (docs/sessions.md specifies them byte by byte).
 
 #include <lca/cache.h>
 #include <lca/model.h>
@@ -16,10 +16,10 @@
 
 namespace lca {
 
-/// The version that is written; version 1, which has no device and no marks, is read too.
+/// The version that is written. Version 1, which has no device and no marks, can be read too.
 inline constexpr std::uint32_t kSessionVersion = 2;
 
-/// Everything a session file says but the caches.
+/// Everything in a session file but the caches.
 struct SessionHead {
   std::uint32_t version = kSessionVersion;
   std::string program;      ///< version that wrote it
@@ -43,7 +43,7 @@ struct SessionHead {
   std::vector<float> logits;          ///< after the last token; empty: not known
 
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
-  /// What the cache of a layer has to be.
+  /// The specification of a layer's cache.
   LayerSpec spec(std::size_t layer) const { return {shape, settings[layer], dtype, scale}; }
 };
 
@@ -52,7 +52,7 @@ struct SavedMark {
   std::int64_t position = 0;
   std::int64_t prompt_end = 0;
   std::vector<float> logits;                 ///< empty: not known
-  std::vector<std::optional<Cache>> caches;  ///< per layer; empty: the layer can be cut back
+  std::vector<std::optional<Cache>> caches;  ///< per layer; empty: the layer can be truncated
 };
 
 struct SessionRecord {
@@ -64,27 +64,27 @@ struct SessionRecord {
 /// Writes piece by piece to a temporary file, syncs and renames.
 void session_write(const std::string& path, const SessionRecord& record);
 
-/// Reads one and checks all of it: checksum first, then every number against the others. Throws
-/// Error (bad input) that begins with `name`.
+/// Reads a session file and checks all of it: the checksum first, then every value against the
+/// others. Throws Error (bad input) that begins with `name`.
 SessionRecord session_parse(std::span<const std::byte> bytes, std::string_view name);
 SessionRecord session_read(const std::string& path);
 
-/// Takes up what was read, as Session::load does; `name` is the file's.
+/// Restores a session from a record, as Session::load does; `name` is the file's.
 Session session_resume(SessionRecord record, std::shared_ptr<const Model> model, Context& context,
                        const SessionOptions& options, std::string_view name);
 
-/// Throws Error naming the first setting in which the file's layers differ from `wanted`, one entry
-/// per layer or one for all.
+/// Throws Error naming the first setting in which the file differs from `wanted`, which has one
+/// entry per layer or one for all.
 void session_check_settings(const SessionHead& head, const std::vector<Settings>& wanted,
                             std::string_view name);
 
 /// Cuts a saved session to its first `length` tokens without its model: the last of them becomes
-/// pending, since only the model knows its logits, unless the position is marked. Throws Error
-/// (beginning with `name`) where the caches cannot be cut so far: the model has to read the text
+/// pending, since its logits are not in the file, unless the position is marked. Throws Error
+/// (beginning with `name`) if the caches cannot be cut that far: the model has to read the text
 /// again.
 void session_cut(SessionRecord& record, std::int64_t length, std::string_view name);
 
-/// Rewrites size and checksum, so that a fuzzer gets past them.
+/// Rewrites size and checksum, so that fuzzed files pass those checks.
 void session_seal(std::vector<std::byte>& bytes);
 
 }  // namespace lca

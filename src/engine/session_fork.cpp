@@ -106,8 +106,8 @@ void Session::truncate(std::int64_t length) {
             this->length(), length);
       }
       fail_input(
-          "cannot cut a session of {} tokens to {}: what its window would hold is condensed or "
-          "dropped; the shortest it can be cut to is {}, or a marked position",
+          "cannot cut a session of {} tokens to {}: the exact tokens of its window are condensed "
+          "or dropped; the shortest it can be cut to is {}, or a marked position",
           this->length(), length, floor);
     }
     state.cut(length);
@@ -132,7 +132,7 @@ Session Session::fork(std::int64_t length, const std::function<bool(PrefillProgr
     Session other(from.model, *from.context, {from.settings, from.chunk, from.most_marks});
     State& to = *other.state_;
     const auto begin = from.tokens.begin();
-    // Takes over the first `kept` tokens, for which caches and logits are at hand.
+    // Copies the first `kept` tokens, whose caches and logits are available.
     const auto stand_at = [&](std::int64_t kept, std::unique_ptr<SequenceCaches> caches,
                               const std::vector<float>& logits) {
       to.caches = std::move(caches);

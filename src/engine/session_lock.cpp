@@ -25,8 +25,8 @@ constexpr std::size_t kLongest = 64;
 
 std::string error_text(int code) { return std::generic_category().message(code); }
 
-/// The text of a lock file; nothing where the file is not one. An empty file is one: its program
-/// was killed, or has not come to write to it yet.
+/// The text of a lock file; nullopt if the file is not one. An empty file is a lock file: its
+/// program was killed, or has not written to it yet.
 std::optional<std::string> lock_text(int descriptor) {
   struct stat info {};
   if (::fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
@@ -38,7 +38,7 @@ std::optional<std::string> lock_text(int descriptor) {
   return text;
 }
 
-/// " (process 123)" where the lock file says so.
+/// " (process 123)" if the lock file names the process.
 std::string owner_text(int descriptor) {
   const std::string text = lock_text(descriptor).value_or("");
   const std::string head = std::string(kMagic).append(kProcess);
@@ -58,7 +58,7 @@ bool names_same_file(const std::filesystem::path& path, int descriptor) {
 }  // namespace
 
 std::filesystem::path session_lock_path(const std::string& path) {
-  // Beside the file itself, so that two links to one session share one lock.
+  // Beside the target of symbolic links, so that two links to one session share one lock.
   std::error_code code;
   std::filesystem::path file = path;
   if (std::filesystem::is_symlink(file, code)) {
@@ -89,8 +89,8 @@ SessionLock::SessionLock(const std::string& path) : lock_(session_lock_path(path
       fail_input("{}: this file system cannot lock files ({}); keep the session elsewhere", name,
                  error_text(code));
     }
-    // The last holder removes the file before it releases the lock: this one may be removed
-    // already.
+    // The previous holder removes the file before it releases the lock, so the file that was just
+    // locked may be deleted already.
     if (!names_same_file(lock_, file.number())) continue;
     if (!lock_text(file.number())) {
       fail_input(
@@ -101,13 +101,13 @@ SessionLock::SessionLock(const std::string& path) : lock_(session_lock_path(path
     break;
   }
   const std::string owner = fmt::format("{}{}{}\n", kMagic, kProcess, ::getpid());
-  // Only for the other program's message: the lock holds even where this cannot be written.
+  // Only for the message of another program: the lock is held even if this cannot be written.
   [[maybe_unused]] const int cut = ::ftruncate(descriptor_, 0);
   [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_, owner.data(), owner.size(), 0);
 }
 
 SessionLock::~SessionLock() {
-  // Somebody may have removed it by hand, and another program made one of its own.
+  // The file may have been removed by hand and created again by another program.
   if (names_same_file(lock_, descriptor_)) ::unlink(lock_.c_str());
   ::close(descriptor_);
 }

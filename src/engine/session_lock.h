@@ -6,14 +6,14 @@
 
 namespace lca {
 
-/// Holds the lock of a session file as long as it lives: a locked file `.NAME.lca-lock` beside it.
-/// The kernel releases the lock when the program ends, however it ends, so that a lock file that
-/// was left behind locks nothing.
+/// Holds the lock of a session file during its lifetime: a locked file `.NAME.lca-lock` beside it.
+/// The kernel releases the lock when the program ends, in whatever way, so that a lock file that is
+/// left behind locks nothing.
 class SessionLock {
  public:
-  /// Throws Error: busy, with the process id, where another program holds it; bad input where it
-  /// cannot be created (the session could not be saved there either), or where a file of that name
-  /// is not a lock of ours, which is left as it is.
+  /// Throws Error: busy, with the process id, if another program holds the lock; bad input if it
+  /// cannot be created (the session could not be saved there either), or if a file of that name is
+  /// not a lock file, which is then left untouched.
   explicit SessionLock(const std::string& path);
   /// Removes the lock file.
   ~SessionLock();
@@ -28,7 +28,7 @@ class SessionLock {
   int descriptor_ = -1;
 };
 
-/// Where the lock of the session at `path` lies.
+/// The path of the lock of the session at `path`.
 std::filesystem::path session_lock_path(const std::string& path);
 
 }  // namespace lca

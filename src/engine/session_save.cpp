@@ -67,13 +67,13 @@ void check_model(const SessionHead& head, const Model& model, std::string_view p
                                    : fingerprint_version1(model, head.precision, head.dtype);
   if (head.fingerprint != expected) {
     fail_incompatible(
-        "{}: is a session of a model with other weights, {} ({}); take that one, with the adapter "
+        "{}: is a session of a model with other weights, {} ({}); use that one, with the adapter "
         "it was loaded with, or start a new session",
         name, text_printable(head.model), text_printable(head.weights));
   }
 }
 
-/// What differs from how the session was computed, in words; empty: nothing.
+/// What differs from how the session was computed, as text; empty: nothing.
 std::string difference(const SessionHead& head, const Model& model) {
   const ModelInfo& info = model.info();
   std::vector<std::string> parts;
@@ -94,7 +94,7 @@ void convert(SessionRecord& record, DType dtype) {
   for (SavedMark& mark : record.marks) {
     for (std::size_t layer = 0; layer < mark.caches.size(); ++layer) {
       if (!mark.caches[layer]) continue;
-      // Its representatives are those of the whole cache again.
+      // The mark shares the representatives of the whole cache again.
       const Cache own = cache_converted(*mark.caches[layer], dtype);
       mark.caches[layer] = cache_mark_load(cache_mark_save(own), record.caches[layer]);
     }
@@ -148,7 +148,7 @@ Session session_resume(SessionRecord record, std::shared_ptr<const Model> model,
   }
   if (!changed.empty()) {
     state.notices.push_back(
-        fmt::format("{}: goes on with {}: the text may differ from what it would have been",
+        fmt::format("{}: continues with {}: the text may differ from what it would have been",
                     path_printable(name), changed));
   }
   return session;

@@ -14,7 +14,7 @@ namespace lca {
 /// A position a session can return to.
 struct SessionMark {
   std::shared_ptr<const SequenceMark> caches;  ///< forks hold it too
-  std::vector<float> logits;                   ///< after its last token; empty: not known
+  std::vector<float> logits;                   ///< of its last token; empty: not known
   std::int64_t prompt_end = 0;                 ///< as it was then
 
   std::int64_t position() const { return caches->position(); }
@@ -26,7 +26,7 @@ struct Session::State {
   std::int64_t chunk = 0;
   std::size_t most_marks = 8;
   std::vector<Settings> settings;  ///< one per layer
-  bool layer_by_layer = false;     ///< some layer's summary waits for the prompt's end
+  bool layer_by_layer = false;     ///< the summary of some layer waits for the end of the prompt
   std::unique_ptr<SequenceCaches> caches;
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> pending;  ///< tokens still to be read, kept for the caller
@@ -37,19 +37,18 @@ struct Session::State {
 
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
   std::unique_ptr<SequenceCaches> empty_caches() const;
-  /// Throws Error where a token is not in the vocabulary, or there is none.
+  /// Throws Error if a token is not in the vocabulary, or there are no tokens.
   void check(std::span<const std::int32_t> run) const;
   const SessionMark* mark_at(std::int64_t position) const;
   /// The last mark at or before a position; null: none.
   const SessionMark* mark_before(std::int64_t position) const;
-  /// Whether a mark there is of use at the present length.
+  /// Whether the session can return to the mark at its present length.
   bool can_rewind_to(std::int64_t position) const;
   void drop_marks_after(std::int64_t position);
   /// Cuts to a length that caches or a mark allow.
   void cut(std::int64_t length);
-  /// Whether positions of a session of this length are rotated as those of a short one. Keys beyond
-  /// that depend on the length of the prompt they came with, and a shorter session would hold
-  /// others.
+  /// Whether RoPE at this length is the same as at shorter lengths. Beyond it keys depend on the
+  /// length of the prompt that they belong to, and a shorter session would hold other keys.
   bool rotates_as_short(std::int64_t length) const;
 };
 

@@ -1,4 +1,4 @@
-// One step of some sessions: everything or nothing.
+// One step of one or more sessions: it happens completely or not at all.
 
 #include "engine/step.h"
 
@@ -12,7 +12,7 @@
 namespace lca {
 namespace {
 
-/// Logits of a prompt are handed out in pieces of at most so many values.
+/// Logits of a prompt are handed out in pieces of at most this many values.
 constexpr std::int64_t kLogitValues = std::int64_t{1} << 22;
 
 /// Caches of all sessions of a step; rolled back unless committed.
@@ -46,7 +46,7 @@ class CacheStep {
   bool committed_ = false;
 };
 
-/// Allocates what committing will fill: nothing may fail then.
+/// Allocates what the commit fills, since the commit must not fail.
 void reserve(const StepPart& part) {
   Session::State& state = *part.session;
   const std::size_t tokens = state.tokens.size() + part.tokens.size();
@@ -58,7 +58,7 @@ void reserve(const StepPart& part) {
   }
 }
 
-/// Kept from step to step: a decoded token takes no memory.
+/// Kept from step to step, so that decoding a token allocates nothing.
 struct StepScratch {
   std::vector<SequenceRun> runs;
   std::vector<RowRange> ranges;
@@ -69,8 +69,8 @@ StepScratch& step_scratch() {
   return scratch;
 }
 
-/// Hands out the logits of every position of a part; the last piece's last row is kept by the
-/// caller.
+/// Hands out the logits of every position of a part; the caller keeps the last row of the last
+/// piece.
 const float* emit(Stages& stages, const StepPart& part, std::int64_t first_row) {
   const Model& model = *part.session->model;
   const std::int64_t vocabulary = model.info().vocabulary;
@@ -118,14 +118,14 @@ void step_run(std::span<const StepPart> parts, const StepOptions& options) {
   } else {
     decoder_step(stages, lead.settings.size(), scratch.runs, options.stop);
   }
-  // Of sessions without a sink the last rows, all in one product.
+  // The last rows of all sessions without a logits sink, in one product.
   scratch.ranges.clear();
   std::int64_t row = 0;
   for (const StepPart& part : parts) {
     row += static_cast<std::int64_t>(part.tokens.size());
     if (part.wants_logits && part.logits == nullptr) scratch.ranges.push_back({row - 1, 1});
   }
-  // Sinks come first: what they throw must find the sessions as they were.
+  // Sinks are called before anything is committed: if they throw, the sessions must be unchanged.
   row = 0;
   const std::int64_t vocabulary = lead.model->info().vocabulary;
   thread_local std::vector<float> emitted;  // last rows of sessions with a sink
@@ -142,19 +142,19 @@ void step_run(std::span<const StepPart> parts, const StepOptions& options) {
   if (options.before_commit) options.before_commit();
 
   caches.commit();
-  const float* sunk = emitted.data();
+  const float* next_emitted = emitted.data();
   for (const StepPart& part : parts) {
     Session::State& state = *part.session;
     state.tokens.insert(state.tokens.end(), part.tokens.begin(), part.tokens.end());
     if (part.prompt) state.prompt_end = state.length();
     if (part.logits != nullptr) {
-      keep_logits(part, sunk);
-      sunk += vocabulary;
+      keep_logits(part, next_emitted);
+      next_emitted += vocabulary;
     } else if (part.wants_logits) {
       keep_logits(part, rows);
       rows += vocabulary;
     } else {
-      state.logits.clear();  // those of an earlier token must not be taken for the last one's
+      state.logits.clear();  // stale: they belong to an earlier token
     }
   }
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// One step of some sessions of one model and context (lca/session.h says what a step is).
+/// One step of one or more sessions of one model and context (lca/session.h defines a step).
 
 #include <cstdint>
 #include <functional>
@@ -22,13 +22,13 @@ struct StepPart {
 
 struct StepOptions {
   std::stop_token stop;
-  /// A whole prompt of one session, with summaries that wait for its end.
+  /// A whole prompt of one session, layer by layer, for summaries that wait for its end.
   bool layer_by_layer = false;
   std::function<void(double)> progress = {};  ///< of a layer-by-layer step
-  std::function<void()> before_commit = {};   ///< what it throws undoes the step
+  std::function<void()> before_commit = {};   ///< if it throws, the step is rolled back
 };
 
-/// Runs the step. What is thrown leaves every session as it was.
+/// Runs the step. If anything throws, every session is as it was before.
 void step_run(std::span<const StepPart> parts, const StepOptions& options);
 
 /// Bytes of the largest piece of logits a step hands out.

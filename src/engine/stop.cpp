@@ -7,8 +7,8 @@
 namespace lca {
 namespace {
 
-/// The longest end of `text` that `stop` begins with, `stop` as a whole aside.
-std::size_t held_back(std::string_view text, std::string_view stop) {
+/// The longest suffix of `text` that is a proper prefix of `stop`.
+std::size_t withheld(std::string_view text, std::string_view stop) {
   std::size_t length = std::min(text.size(), stop.size() - 1);
   while (length > 0 && !text.ends_with(stop.substr(0, length))) --length;
   return length;
@@ -26,8 +26,8 @@ std::string StopFilter::push(std::string_view piece) {
   if (stopped_) return {};
   pending_ += piece;
 
-  // The one that is complete first wins, and the longer one of two that are: so the answer does not
-  // depend on how the text was cut into pieces.
+  // The stop string that is complete first wins, and of two that end together the longer one, so
+  // that the result does not depend on how the text was split into pieces.
   std::size_t first = 0;
   std::size_t end = std::string::npos;
   for (const std::string& stop : stops_) {
@@ -45,7 +45,7 @@ std::string StopFilter::push(std::string_view piece) {
   }
 
   std::size_t keep = 0;
-  for (const std::string& stop : stops_) keep = std::max(keep, held_back(pending_, stop));
+  for (const std::string& stop : stops_) keep = std::max(keep, withheld(pending_, stop));
   std::string shown = pending_.substr(0, pending_.size() - keep);
   pending_.erase(0, shown.size());
   return shown;

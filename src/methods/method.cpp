@@ -118,10 +118,10 @@ void runs_attend(Context& context, const LayerWeights& weights, std::span<const 
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const Cache::State& state = runs[i].cache->state();
     const std::int64_t end = first[i] + runs[i].queries.rope.shape[0];
-    if (runs[i].out == nullptr) fail_input("run {} has nowhere to write its output", i);
+    if (runs[i].out == nullptr) fail_input("run {} has no output buffer", i);
     if (first[i] < 0 || end > state.length || state.layout.dropped(first[i] + 1) < state.dropped) {
       fail_input(
-          "queries {} to {} cannot be answered by a cache of {} tokens: not taken yet, or "
+          "queries {} to {} are out of range for a cache of {} tokens: not taken yet, or "
           "released already",
           first[i], end - 1, state.length);
     }

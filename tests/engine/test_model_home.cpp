@@ -62,7 +62,7 @@ TEST(ModelHome, TheBuiltInNameIsTheFileThatWasFetched) {
   const Variable home("LCA_HOME", folder.path().c_str());
   const auto file = folder / "SmolLM2-135M-Instruct.Q4_1.gguf";
   expect_error([] { model_resolve("smollm2"); },
-               {"smollm2 is not here yet", file.string(), "`make model`"});
+               {"smollm2 is not downloaded yet", file.string(), "`make model`"});
   write_file(file, "x");
   EXPECT_EQ(model_resolve("smollm2"), file);
 }

@@ -163,7 +163,7 @@ TEST(Methods, RefuseQueriesWhoseTokensAreGoneOrNotTakenYet) {
         [&] {
           method.attend(context, feed.source.weights, {&run, 1}, {&first, 1});
         },
-        {"cannot be answered by a cache of 12 tokens"});
+        {"out of range for a cache of 12 tokens"});
   }
   const std::int64_t last = 11;
   method.attend(context, feed.source.weights, {&run, 1}, {&last, 1});
@@ -173,7 +173,7 @@ TEST(Methods, RefuseQueriesWhoseTokensAreGoneOrNotTakenYet) {
       [&] {
         method.attend(context, feed.source.weights, {&nowhere, 1}, {&last, 1});
       },
-      {"nowhere to write"});
+      {"no output buffer"});
 }
 
 TEST(Methods, AnOpenPromptIsNeitherAttendedNorReleased) {
