@@ -55,12 +55,12 @@ std::optional<std::int64_t> count_read(std::string_view text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || value > std::numeric_limits<std::int64_t>::max() / unit) {
-    return std::numeric_limits<std::int64_t>::max();  // a number, and above every limit
+    return std::numeric_limits<std::int64_t>::max();  // a valid number above every limit
   }
   return value * unit;
 }
 
-/// The factor of a size's unit, or 0.
+/// The factor of a unit of size; 0 if unknown.
 double unit_read(std::string_view text) {
   std::string unit;
   for (const char c : text) unit += lower(c);
@@ -166,7 +166,7 @@ void TextFlag::add(CLI::App& app, const std::string& name, const std::string& va
 
 void CommonFlags::add(CLI::App& app) {
   app_ = &app;
-  threads_.add(app, "--threads", "N", "threads to use; one per core unless given");
+  threads_.add(app, "--threads", "N", "threads; one per core unless given");
   app.set_version_flag("--version", std::string("lca ") + version(), "print the version and exit");
   app.get_help_ptr()->description("print this help and exit");
 }

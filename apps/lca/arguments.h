@@ -1,6 +1,6 @@
 #pragma once
-/// Flags that several commands share, and the reading of what people type behind them. Flags are
-/// kept as text until a command runs, so that every mistake gets a message of our own.
+/// Flags that several commands share, and parsers of their values. Values are kept as text until a
+/// command runs, so that every error message is our own.
 
 #include "formats/settings_json.h"
 
@@ -19,7 +19,7 @@
 
 namespace lca::cli {
 
-/// Longer contexts than this are typing mistakes; it also keeps every product inside 64 bits.
+/// Longer contexts are taken for typing errors; the limit also keeps every product inside 64 bits.
 inline constexpr std::int64_t kLongestLength = std::int64_t{1} << 40;
 
 /// A whole number with an optional K, M or G (×1024 each), from `minimum` to `maximum`. Throws
@@ -62,7 +62,7 @@ struct TextFlag {
 class CommonFlags {
  public:
   void add(CLI::App& app);
-  /// As given to this command or, before its name, to a parent; 0 unless given: one per core.
+  /// As given to this command or, before its name, to a parent; 0 (one per core) unless given.
   int threads() const;
 
  private:
@@ -82,7 +82,7 @@ class KnobFlags {
   Settings apply(const Settings& base) const;
   /// The same for each layer of a model.
   std::vector<Settings> apply(const std::vector<Settings>& layers) const;
-  /// The softmax scale asked for, else `base`.
+  /// The softmax scale given, else `base`.
   double scale(double base) const;
   /// The flags that were given, checked, for settings that come from a file.
   std::vector<SettingOverride> overrides() const;
@@ -94,7 +94,7 @@ class KnobFlags {
   };
   TextFlag preset_;
   TextFlag scale_;
-  std::deque<Knob> knobs_;  // the parser keeps addresses of the texts: they must not move
+  std::deque<Knob> knobs_;  // a deque: the parser keeps addresses of the texts
 };
 
 /// The names of all shapes, as a placeholder: a|b|c.
@@ -106,12 +106,12 @@ nlohmann::ordered_json settings_json(const Settings& settings);
 /// The same for all layers of a model: one object, or a list where they differ.
 nlohmann::ordered_json settings_json(const std::vector<Settings>& layers);
 
-/// Every setting in one line, spelled as flags would be: "group 16, window 1024, …".
+/// Every setting in one line, named like the flags: "group 16, window 1024, …".
 std::string settings_line(const Settings& settings);
 /// The same for all layers of a model; says so where they differ.
 std::string settings_line(const std::vector<Settings>& layers);
 
-/// Prints it as one line, whatever bytes its texts hold.
+/// Prints it as one line; invalid UTF-8 in its texts is replaced.
 void print_json(const nlohmann::ordered_json& json);
 
 }  // namespace lca::cli

@@ -1,4 +1,4 @@
-/// `lca bench attention`: time and memory of the methods beside each other, over context lengths.
+/// `lca bench attention`: time and memory of the methods compared, over context lengths.
 
 #include "arguments.h"
 #include "attention/layout.h"
@@ -25,11 +25,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kExplanation =
-    "Prefill takes a whole prompt into an empty cache: condensing, rebuilding keys and values and\n"
-    "attention are all in it. GFLOP/s count visible pairs only; gemm is oneDNN's float32 product "
-    "of\n"
-    "2048³ with the same threads, the better of before and after.\n"
-    "On the GPU attention, condensing, rebuilding and decoding are measured one by one.\n"
+    "Prefill reads a whole prompt into an empty cache: condensing, rebuilding keys and values, "
+    "and\n"
+    "attention. GFLOP/s count visible pairs only; gemm is oneDNN's float32 product of 2048³ with\n"
+    "the same threads, measured before and after, whichever is faster.\n"
+    "On the GPU attention, condensing, rebuilding and decoding are measured separately.\n"
     "\n"
     "Examples:\n"
     "  lca bench attention --shape deepseek-v2-lite --lengths 1K,4K,16K,64K --threads 2\n"
@@ -59,7 +59,7 @@ struct Job {
   }
 };
 
-/// What one method took at one length.
+/// Measurements of one method at one length.
 struct Measured {
   MethodKind kind;
   double prefill = 0;   // seconds
@@ -80,7 +80,7 @@ struct Row {
     return found == methods.end() ? nullptr : &*found;
   }
   std::int64_t peak() const { return std::ranges::max_element(methods, {}, &Measured::peak)->peak; }
-  /// With the largest of the caches, of which there is one at a time.
+  /// With the largest cache: there is one at a time.
   std::int64_t held_with_cache() const {
     return held + std::ranges::max_element(methods, {}, &Measured::cache)->cache;
   }
@@ -97,7 +97,7 @@ struct Report {
 
 std::string method_text(MethodKind kind) { return std::string(method_for(kind).name()); }
 
-/// Seconds the prefill of one method may take on some machine: enough to draw a bar with.
+/// A rough estimate of the seconds a prefill takes, for the progress bar.
 double work_estimate(const LayerSpec& spec, std::int64_t length) {
   const double once = useful_operations(spec, length) / 100e9;
   return 0.1 + once * repetitions(once);
@@ -121,7 +121,7 @@ void check_memory(const Job& job) {
 
 Measured measure_method(const Job& job, MethodKind kind, const Workload& workload,
                         std::span<float> out, Report& report) {
-  // A context of its own: the scratch memory of one method is not held while another is measured.
+  // A new context, so that the scratch memory of one method is not held while another is measured.
   Context context(job.threads);
   const LayerSpec spec = job.spec_of(kind);
   Measured measured{kind};
@@ -210,7 +210,7 @@ void print_json(const Job& job, const Report& report) {
   Json rows = Json::array();
   for (const Row& row : report.rows) rows.push_back(row_json(row, report));
   Json settings = settings_json(job.spec.settings);
-  settings.erase("method");  // the columns say it
+  settings.erase("method");  // named by the columns
   settings["scale"] = job.spec.softmax_scale();
   const Json json = {{"rows", std::move(rows)},
                      {"threads", job.threads},
@@ -228,7 +228,7 @@ void print_json(const Job& job, const Report& report) {
 
 std::string times_text(double ratio) { return number_text(ratio) + "×"; }
 
-/// dense / lca of one quantity, where both were measured.
+/// The ratio dense / lca of one quantity, if both were measured.
 template <typename Member>
 std::string dense_over_lca(const Row& row, Member member) {
   const Measured* lca = row.find(MethodKind::lca);
@@ -300,7 +300,7 @@ void print_table(const Job& job, const Report& report) {
   text += fmt::format("gemm: {} GFLOP/s before, {} after; the better one counts.\n",
                       number_text(report.gemm_before), number_text(report.gemm_after));
   if (!report.peak_is_per_row) {
-    text += "peak: of the whole process so far; this system cannot count each row anew.\n";
+    text += "peak: of the whole process so far; this system cannot reset it for each row.\n";
   }
   print(text);
 }
@@ -318,11 +318,11 @@ std::vector<MethodKind> methods_parse(std::string_view text) {
   }
 }
 
-/// The GPU's own lengths, batches and type.
+/// On the GPU: its own default lengths, batches and type.
 void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
   const NamedShape& model = named_shape(flags.shape.text);
   if (flags.dtype.given() && dtype_parse("--dtype", flags.dtype.text) != DType::bf16) {
-    fail_input("--backend cuda works in bf16; say --dtype bf16, or leave it out");
+    fail_input("--backend cuda computes in bf16; use --dtype bf16, or leave it out");
   }
   constexpr std::int64_t kMostBatch = 4096;
   CudaBench job{
@@ -336,7 +336,7 @@ void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
       counts_parse("--batch", flags.batch.text, 1, kMostBatch),
       flags.json};
   job.spec.validate();
-  flags.common.threads();  // means nothing here, and must make sense all the same
+  flags.common.threads();  // not used here, but checked
   cuda_bench(job);
 }
 
@@ -366,7 +366,8 @@ Command bench_attention_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("attention", "Time and memory of LCA and dense attention");
   app->footer(kExplanation);
   flags->where.add(*app, LayerWhereFlags::Reference::no);
-  flags->shape.add(*app, "--shape", shape_names(), "whose attention", "deepseek-v2-lite");
+  flags->shape.add(*app, "--shape", shape_names(), "the model whose attention is measured",
+                   "deepseek-v2-lite");
   flags->lengths.add(*app, "--lengths", "N,N,...", "context lengths (cuda: 8K,32K,128K)",
                      "1K,2K,4K,8K,16K");
   flags->dtype.add(*app, "--dtype", "f32|bf16", "inputs and cache", "f32");

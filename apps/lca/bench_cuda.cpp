@@ -26,17 +26,17 @@ using cuda::BenchSetup;
 using cuda::CondenseWork;
 using cuda::Timed;
 
-/// Dense attention beyond this takes seconds a call, and is measured only where asked for.
+/// Longer dense attention takes seconds per call, and is measured only on request.
 constexpr std::int64_t kLongestDense = 128 * 1024;
 
 constexpr CondenseWork kWorks[] = {CondenseWork::prompt, CondenseWork::streaming,
                                    CondenseWork::streaming_means};
 constexpr const char* kWorkNames[] = {"prompt", "streaming", "streaming_means"};
 
-/// A time, and operations or bytes a second.
+/// A time, and operations or bytes per second.
 struct Figure {
   Timed timed;
-  double rate = 0;  // 1e12 a second
+  double rate = 0;  // 1e12 per second
 
   Figure(const Timed& timed_, double work) : timed(timed_), rate(work / timed_.seconds / 1e12) {}
 };
@@ -56,7 +56,7 @@ struct Decoded {
 struct Row {
   std::int64_t length;
   std::vector<Prefilled> prefill;
-  std::vector<Figure> condense;  // of kWorks; empty where nothing is condensed
+  std::vector<Figure> condense;  // one per kWorks; empty where nothing is condensed
   std::optional<Figure> rebuild_exact, rebuild_groups;
   std::vector<Decoded> decode;
 };
@@ -73,7 +73,7 @@ class Measuring {
     return rows;
   }
 
-  /// Before anything runs: what the longest row needs.
+  /// Checks, before anything runs, the memory that the largest row needs.
   static void check_memory(const CudaBench& job) {
     double most = 0;
     std::int64_t length_of_most = 0;
@@ -112,7 +112,7 @@ class Measuring {
     return Layout(setup_of(job, kind).spec.settings).groups(length) > 0;
   }
 
-  /// Measurements that the progress bar counts; each takes about a second.
+  /// Number of measurements, for the progress bar; each takes about a second.
   double steps() const {
     double count = 0;
     for (const std::int64_t length : job_.lengths) {
@@ -178,7 +178,7 @@ class Measuring {
   Progress progress_;
 };
 
-// --- what is printed ---------------------------------------------------------------------------
+// --- output ---------------------------------------------------------------------------
 
 Json figure_json(const Figure& figure, const char* rate) {
   return {{"ms", figure.timed.seconds * 1e3},
@@ -222,7 +222,7 @@ void print_json(const CudaBench& job, const std::vector<Row>& rows) {
   Json list = Json::array();
   for (const Row& row : rows) list.push_back(row_json(row));
   Json settings = settings_json(job.spec.settings);
-  settings.erase("method");  // the rows say it
+  settings.erase("method");  // named by the rows
   settings["scale"] = job.spec.softmax_scale();
   const cuda::BenchDevice device = cuda::bench_device(job.options.device);
   const Json json = {{"rows", std::move(list)},
@@ -334,7 +334,8 @@ void print_table(const CudaBench& job, const std::vector<Row>& rows) {
   print(fmt::format(
       "{}, bf16, {} kernels, groups {}, {}, {}\n{}\n\nPrefill, attention alone\n\n{}\n"
       "Condensing a whole prompt, and rebuilding keys and values\n\n{}\nDecode step\n\n{}\n"
-      "Medians. TFLOP/s count visible pairs, TB/s what must be read and written. Condensing, "
+      "Medians. TFLOP/s count visible pairs, TB/s the bytes that must be read and written. "
+      "Condensing, "
       "rebuilding and\ndecoding are replays of a graph over as many inputs as fill the L2 cache "
       "({}) twice.\n",
       job.model.name, kernels_name(job), storage_name(job.options.groups), device.name, date_text(),

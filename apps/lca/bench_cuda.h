@@ -21,7 +21,7 @@ struct CudaBench {
   bool json = false;
 };
 
-/// Measures and prints; throws Error where there is no GPU, or not enough of its memory.
+/// Measures and prints; throws Error if there is no GPU, or not enough GPU memory.
 void cuda_bench(const CudaBench& job);
 
 }  // namespace lca::cli

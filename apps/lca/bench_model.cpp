@@ -1,4 +1,4 @@
-/// `lca bench model`: how fast a whole model reads and writes, by length, depth and batch.
+/// `lca bench model`: prefill and decoding speed of a whole model, by length, depth and batch.
 
 #include "command.h"
 #include "core/error.h"
@@ -26,12 +26,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kExplanation =
-    "Prefill: so many tokens are read into an empty session, the logits of the last included.\n"
-    "Decode: tokens are written one by one after so many others, in one session or in several\n"
-    "together (--batch); tokens/s counts those of all sessions. The tokens are made up: speed "
-    "does\n"
-    "not depend on them, and no tokenizer is needed. Of --repeat runs the best is shown, with the\n"
-    "mean beside it.\n"
+    "Prefill: a prompt is read into an empty session, including the logits of its last token.\n"
+    "Decode: tokens are decoded one by one after a context of the given depth, in one session or\n"
+    "in several together (--batch); tokens/s counts those of all sessions. Tokens are random: "
+    "speed\n"
+    "does not depend on them, and no tokenizer is needed. The best of --repeat runs is shown, and\n"
+    "the mean.\n"
     "\n"
     "Examples:\n"
     "  lca bench model smollm2\n"
@@ -48,7 +48,7 @@ struct Flags {
   bool json = false;
 };
 
-/// What to measure, in ascending order and each thing once.
+/// What to measure, sorted and without duplicates.
 struct Wanted {
   std::vector<std::int64_t> prompts, depths, batches;
   std::int64_t generate = 0;
@@ -71,7 +71,7 @@ struct Times {
 };
 
 struct Row {
-  std::int64_t length = 0;  // of the prompt, or before the first decoded token
+  std::int64_t length = 0;  // of the prompt, or of the context before the first decoded token
   std::int64_t batch = 1;
   std::int64_t tokens = 0;  // of one run
   Times times{};
@@ -108,7 +108,7 @@ Wanted wanted_parse(const Flags& flags) {
   return wanted;
 }
 
-/// Ids all over the vocabulary, the same every time for the same seed.
+/// Random ids of the whole vocabulary, the same for the same seed.
 class MadeUpTokens {
  public:
   MadeUpTokens(std::int64_t vocabulary, std::uint64_t seed)
@@ -138,7 +138,7 @@ std::string method_name(const std::vector<Settings>& layers) {
   return std::string(method_for(layers.front().method).name());
 }
 
-/// Measures one thing after another on a model.
+/// Runs all measurements on a model.
 class Bench {
  public:
   Bench(std::shared_ptr<const Model> model, SessionOptions options, Wanted wanted, int threads)
@@ -147,7 +147,7 @@ class Bench {
         wanted_(std::move(wanted)),
         context_(threads) {}
 
-  /// Throws Error (bad input) where the largest of it would not fit into the machine.
+  /// Throws Error (bad input) if the largest measurement would not fit into memory.
   void require_memory() {
     const auto require = [&](std::int64_t length, std::int64_t batch, const std::string& what) {
       const Memory memory = session_memory(*model_, options_, length, context_.threads());
@@ -167,7 +167,7 @@ class Bench {
   }
 
   Report measure() {
-    std::vector<std::int64_t> lengths;  // a prompt that was read serves the same depth
+    std::vector<std::int64_t> lengths;  // a prompt is also the context of the depth of its length
     std::ranges::set_union(wanted_.prompts, wanted_.depths, std::back_inserter(lengths));
     for (const std::int64_t length : lengths) {
       std::vector<Session> sessions;
@@ -217,9 +217,8 @@ class Bench {
     return std::move(*session);
   }
 
-  /// Decodes in `batch` sessions of depth `depth`: those that are missing are copies of the first,
-  /// and go on with tokens of their own. The runs follow one another, so later ones are a few
-  /// tokens deeper.
+  /// Decodes in `batch` sessions of depth `depth`. Missing sessions are forks of the first and
+  /// decode other tokens. The runs follow one another, so later ones are a few tokens deeper.
   void decode_measure(std::vector<Session>& sessions, std::int64_t depth, std::int64_t batch) {
     row_begin();
     if (sessions.empty()) sessions.push_back(session_make(std::max<std::int64_t>(depth, 1)));
@@ -242,7 +241,7 @@ class Bench {
         sessions_decode(together, made_up.next(batch));
       }
     };
-    step();  // warms up
+    step();  // warm-up
     for (std::int64_t run = 0; run < wanted_.repeat; ++run) {
       const Stopwatch watch;
       for (std::int64_t i = 0; i < wanted_.generate; ++i) {
@@ -357,10 +356,10 @@ Command bench_model_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("model", "Prefill and decoding of a whole model");
   app->footer(kExplanation);
   flags->prompt.add(*app, "--prompt", "N,N,...|none", "lengths of prompts to read", "2K,8K");
-  flags->depths.add(*app, "--depths", "N,N,...|none", "tokens before those decoded", "0,8K");
+  flags->depths.add(*app, "--depths", "N,N,...|none", "context lengths to decode after", "0,8K");
   flags->generate.add(*app, "--generate", "N", "tokens decoded at each depth", "48");
   flags->batch.add(*app, "--batch", "N,N,...", "sessions that decode together", "1");
-  flags->repeat.add(*app, "--repeat", "N", "runs of each, of which the best is shown", "2");
+  flags->repeat.add(*app, "--repeat", "N", "runs of each measurement; the best is shown", "2");
   app->add_flag("--json", flags->json, "print JSON");
   flags->model.add(*app, "auto");
   return {app, [flags] { run(*flags); }};

@@ -1,4 +1,4 @@
-/// `lca chat`: a conversation, turn by turn.
+/// `lca chat`: a conversation in chat turns.
 
 #include "command.h"
 #include "core/error.h"
@@ -23,8 +23,7 @@ namespace {
 constexpr const char* kExamples =
     "At the prompt: /help, /stats, /reset, /exit. Ctrl-C ends a reply, or at the prompt the "
     "chat.\n"
-    "With --session the conversation is saved after every turn, and goes on where the file is "
-    "there.\n"
+    "With --session the conversation is saved after every turn, and continued if the file exists.\n"
     "\n"
     "Examples:\n"
     "  lca chat smollm2\n"
@@ -33,10 +32,10 @@ constexpr const char* kExamples =
     "  printf 'Hello!\\nWho are you?\\n' | lca chat smollm2 --method dense";
 
 constexpr std::string_view kHelp =
-    "/stats   how long the conversation is and what it takes in memory\n"
+    "/stats   length and memory of the conversation\n"
     "/reset   start over\n"
-    "/exit    leave (so does the end of input)\n"
-    "Ctrl-C   ends a reply; at the prompt it leaves\n";
+    "/exit    quit (as does the end of input)\n"
+    "Ctrl-C   ends a reply; at the prompt it quits\n";
 
 struct Flags {
   ModelFlags model;
@@ -74,7 +73,7 @@ class Chat {
         warning_(model_->info()) {
     session_options_.settings = session_.settings();
     if (keeper_.begun()) {
-      print_note(fmt::format("{}: a conversation of {} tokens goes on",
+      print_note(fmt::format("{}: continuing a conversation of {} tokens",
                              path_printable(keeper_.path()), session_.length()));
     }
   }
@@ -101,9 +100,9 @@ class Chat {
     } else if (line == "/reset") {
       session_ = Session(model_, context_, session_options_);
       unsaved_ = keeper_.given();
-      print_note("the conversation starts over");
+      print_note("the conversation is reset");
     } else {
-      print_note(fmt::format("unknown command {}; there is /help, /stats, /reset, /exit",
+      print_note(fmt::format("unknown command {}; the commands are /help, /stats, /reset, /exit",
                              text_printable(line)));
     }
   }
@@ -116,7 +115,7 @@ class Chat {
                       settings_line(session_.settings())));
   }
 
-  /// What the session has to read so that the model can answer `text`.
+  /// The tokens to read so that the model can answer `text`.
   std::vector<std::int32_t> turn_ids(const std::string& text) const {
     if (session_.length() == 0 && session_.pending().empty()) {
       std::vector<ChatMessage> messages;
@@ -163,7 +162,7 @@ class Chat {
       keeper_.try_save(session_);
       throw;
     }
-    // What Ctrl-C kept from being read is read with the next turn.
+    // Tokens that were not read because of Ctrl-C are read with the next turn.
     session_.set_pending({ids.begin() + reply.read_tokens, ids.end()});
     keeper_.try_save(session_);
     unsaved_ = !keeper_.error().empty();
@@ -199,7 +198,7 @@ void run(const Flags& flags) {
   GenerateOptions options = flags.reply.read(reply_end_tokens(*model, &format));
   if (stdin_is_terminal()) {
     print_note(
-        fmt::format("{}, {} format; /help says what else there is",
+        fmt::format("{}, {} format; /help lists the commands",
                     path_printable(std::filesystem::path(model->info().path).filename().native()),
                     chat_format_name(format.format())));
   }
@@ -212,9 +211,9 @@ Command chat_command(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
   CLI::App* app = parent.add_subcommand("chat", "Talk with a model");
   app->footer(kExamples);
-  flags->system.add(*app, "--system", "TEXT", "how the model is to behave");
+  flags->system.add(*app, "--system", "TEXT", "the system message");
   flags->format.add(*app, "--chat-format", chat_format_placeholder(),
-                    "how turns are written; the model's own unless given");
+                    "format of chat turns; the model's own unless given");
   flags->session.add(*app);
   flags->model.add(*app, "auto");
   flags->reply.add(*app, "512");

@@ -1,5 +1,5 @@
 #pragma once
-/// The subcommands: each declares its flags on a parser and says what to run once they are read.
+/// The subcommands: each declares its flags on a parser, and what to run once they are parsed.
 
 #include <functional>
 
@@ -27,7 +27,7 @@ Command logits_command(CLI::App& parent);
 Command plan_command(CLI::App& parent);
 Command session_inspect_command(CLI::App& parent);
 Command session_fork_command(CLI::App& parent);
-/// `demo` alone is a conversation; its own subcommand is the next.
+/// `lca demo` itself; its subcommand is the next.
 Command demo_command(CLI::App& parent);
 Command demo_attention_command(CLI::App& parent);
 

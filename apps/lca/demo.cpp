@@ -23,7 +23,7 @@ namespace {
 constexpr const char* kExplanation =
     "The model reads the document twice, with LCA and with dense attention, and answers the "
     "question\n"
-    "each time. make demo fetches the model and brings a document.\n"
+    "each time. make demo fetches the model and provides a document.\n"
     "\n"
     "Examples:\n"
     "  lca demo --document report.txt\n"
@@ -31,11 +31,10 @@ constexpr const char* kExplanation =
     "  lca demo attention --max-length 8K";
 
 constexpr std::string_view kHonestly =
-    "This model was not fine-tuned for LCA. Without that, LCA keeps the gist of what lies outside "
-    "its\n"
-    "window but not exact details: names, numbers and quotations from there may be wrong or "
-    "missing.\n"
-    "An adapter trained for LCA (--adapter) is what will change that.\n";
+    "This model was not fine-tuned for LCA. Without fine-tuning, LCA keeps the gist of what is\n"
+    "outside its window but not exact details: names, numbers and quotations from there may be\n"
+    "wrong or missing.\n"
+    "An adapter trained for LCA (--adapter) would change that.\n";
 
 struct Flags {
   ModelFlags model;
@@ -53,7 +52,7 @@ SessionOptions with_method(SessionOptions options, MethodKind kind) {
   return options;
 }
 
-/// Reads and answers with one method, and shows the answer while it comes.
+/// Reads and answers with one method; the answer is streamed.
 Answer answer(const std::shared_ptr<const Model>& model, Context& context,
               const SessionOptions& options, std::span<const std::int32_t> prompt,
               const GenerateOptions& generate, const std::string& name) {
@@ -72,7 +71,7 @@ std::string table_text(const Reply& lca, const Reply& dense) {
   Table table({"", "LCA", "dense", "LCA is"});
   const auto add = [&](const char* label, const std::string& a, const std::string& b, double factor,
                        const char* word) {
-    // A reply that ended at once has no speed to compare.
+    // A reply that ended at once has no decoding speed.
     const bool known = std::isfinite(factor) && factor > 0;
     table.add({label, a, b, known ? fmt::format("{}× {}", number_text(factor), word) : ""});
   };
@@ -102,7 +101,7 @@ void run(const Flags& flags) {
   flags.model.check();
   flags.reply.read({});
   if (!flags.document.given()) {
-    fail_input("--document is missing; it takes a text file (make demo brings one)");
+    fail_input("--document is missing; it takes a text file (make demo provides one)");
   }
   const std::array message = {
       ChatMessage{ChatMessage::Role::user,
@@ -133,7 +132,8 @@ void run(const Flags& flags) {
 
 Command demo_command(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("demo", "LCA beside dense attention on a long document");
+  CLI::App* app =
+      parent.add_subcommand("demo", "LCA compared with dense attention on a long document");
   app->footer(kExplanation);
   flags->document.add(*app, "--document", "FILE", "the text to read; - reads standard input");
   flags->question.add(*app, "--question", "TEXT", "what to ask about it",

@@ -1,5 +1,5 @@
-/// `lca demo attention`: LCA beside dense attention as the context grows, as a table and as
-/// pictures.
+/// `lca demo attention`: LCA compared with dense attention as the context grows, as a table and
+/// plots.
 
 #include "arguments.h"
 #include "command.h"
@@ -24,11 +24,11 @@ constexpr std::int64_t kShortest = 1024;
 constexpr const char* kPreset = "training-free";
 
 constexpr const char* kExplanation =
-    "One attention layer prefills contexts from 1K on, twice: with LCA (preset training-free "
-    "unless\n"
-    "told otherwise) and with dense attention. Inputs are synthetic, with topics, recurring words\n"
-    "and drift as text has them; no model made them, so the deviation shows the mechanism at work\n"
-    "and says nothing about answers.\n"
+    "One attention layer prefills contexts from 1K on, with LCA (by default with preset\n"
+    "training-free) and with dense attention. Inputs are synthetic, with topics, recurring words\n"
+    "and drift like those of text. No model computed them: the deviation illustrates the "
+    "mechanism\n"
+    "and says nothing about the quality of answers.\n"
     "\n"
     "Examples:\n"
     "  lca demo attention\n"
@@ -66,7 +66,7 @@ double deviation(const std::vector<float>& values, const std::vector<float>& tru
   return size > 0 ? std::sqrt(difference / size) : 0;
 }
 
-/// Seconds on some machine, for the progress bar.
+/// A rough estimate in seconds, for the progress bar.
 double work_estimate(const LayerSpec& spec, std::int64_t length) {
   const double once = useful_operations(spec, length) / 100e9;
   return 0.05 + once * repetitions(once);
@@ -125,7 +125,7 @@ std::string table_text(const Job& job, const std::vector<Row>& rows) {
 
 std::vector<Panel> panels(const std::vector<Row>& rows) {
   Panel time{"Time to read the context", {}, {}, seconds_text, 10};
-  Panel cache{"Cache to remember it", {}, {}, [](double v) { return bytes_text(v); }, 4};
+  Panel cache{"Size of the cache", {}, {}, [](double v) { return bytes_text(v); }, 4};
   for (const Row& row : rows) {
     time.lca.push_back(row.lca_seconds);
     time.dense.push_back(row.dense_seconds);
@@ -156,7 +156,7 @@ void run_job(const Job& job) {
   print(table_text(job, rows) + "\n");
   for (const Panel& panel : drawn) print(plot_bars(job.lengths, panel, colour) + "\n");
 
-  write_file(job.out, plot_svg("LCA beside dense attention",
+  write_file(job.out, plot_svg("LCA compared with dense attention",
                                title + ", " + date_text().substr(0, 10), job.lengths, drawn));
   print(
       fmt::format("Deviation is ‖lca − dense‖ / ‖dense‖ of the outputs; the inputs are synthetic.\n"
@@ -166,7 +166,7 @@ void run_job(const Job& job) {
 
 void run(const Flags& flags) {
   const NamedShape& model = named_shape(flags.shape.text);
-  // Nothing was trained to read condensed context here, so start from what suits that.
+  // No model was trained for condensed context here, so start from the training-free preset.
   Settings settings = flags.knobs.apply(settings_preset(kPreset));
   settings.method = MethodKind::lca;
   LayerSpec lca{model.shape, settings, DType::f32, flags.knobs.scale(model.scale)};
@@ -192,9 +192,9 @@ Command demo_attention_command(CLI::App& parent) {
   CLI::App* app =
       parent.add_subcommand("attention", "One attention layer as the context grows, with a plot");
   app->footer(kExplanation);
-  flags->shape.add(*app, "--shape", shape_names(), "whose attention", "smollm2");
+  flags->shape.add(*app, "--shape", shape_names(), "the model whose attention is shown", "smollm2");
   flags->longest.add(*app, "--max-length", "N", "longest context, from 1K on by doubling", "32K");
-  flags->out.add(*app, "--out", "FILE", "where the plot goes", "lca-demo.svg");
+  flags->out.add(*app, "--out", "FILE", "the plot to write", "lca-demo.svg");
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::no);
   return {app, [flags] { run(*flags); }};

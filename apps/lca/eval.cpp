@@ -70,7 +70,7 @@ double surprise(const float* logits, std::int64_t vocabulary, std::int32_t targe
   return largest + std::log(sum) - double{logits[target]};
 }
 
-/// −ln p of each token; that of the first, which nothing predicts, is 0.
+/// −ln p of each token; 0 for the first, which is not predicted.
 std::vector<double> nll_measure(Session& session, Context& context,
                                 const std::vector<std::int32_t>& ids) {
   const auto length = static_cast<std::int64_t>(ids.size());
@@ -139,8 +139,9 @@ std::vector<std::int32_t> ids_read(const Flags& flags, const Model& model, std::
 void run(const Flags& flags) {
   flags.model.check();
   if (!flags.file.given())
-    fail_input("--file is missing; it takes a text, or - for standard input");
-  if (!flags.length.given()) fail_input("--length is missing; it takes how many tokens to read");
+    fail_input("--file is missing; it takes a text file, or - for standard input");
+  if (!flags.length.given())
+    fail_input("--length is missing; it takes the number of tokens to read");
   const std::int64_t length = count_parse("--length", flags.length.text, 2);
   const std::shared_ptr<const Model> model = flags.model.load();
   const std::vector<std::int32_t> ids = ids_read(flags, *model, length);

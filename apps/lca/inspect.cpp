@@ -1,4 +1,4 @@
-/// `lca inspect`: what a model is and what its cache takes, without loading its weights.
+/// `lca inspect`: facts about a model and the size of its cache, without loading its weights.
 
 #include "command.h"
 #include "core/error.h"
@@ -24,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kExamples =
-    "The cache is counted in bf16. Per 1K tokens, LCA's is what each further 1K adds once the "
+    "Cache sizes are for bf16. LCA's cache per 1K tokens is what each further 1K adds once the "
     "window\n"
     "is full.\n"
     "\n"
@@ -42,16 +42,16 @@ struct Flags {
   bool json = false;
 };
 
-/// What one method's cache takes, all layers together.
+/// Cache size of one method, all layers together.
 struct CacheSize {
   double per_1k = 0;
   double at_128k = 0;
 };
 
-/// Something that a checkpoint may lack or that we may be unable to read.
+/// A value that a checkpoint may lack or that cannot be read.
 struct Maybe {
   std::string value;
-  std::string error;  // empty where there is a value
+  std::string error;  // empty if there is a value
 
   template <typename Read>
   static Maybe of(const Read& read) {
@@ -84,7 +84,7 @@ CacheSize cache_size(const ModelConfig& config, const std::vector<Settings>& lay
   CacheSize size;
   for (const Settings& settings : layers) {
     const LayerSpec spec{config.attention, settings, DType::bf16, config.softmax_scale()};
-    // Over whole groups far behind the window, where growth is even.
+    // Measured over whole groups at a length far beyond the window, where growth is linear.
     const std::int64_t begin = settings.sink + settings.window + kThousand * settings.group;
     const std::int64_t end = begin + kThousand * settings.group;
     const auto growth = static_cast<double>(cache_bytes(spec, end) - cache_bytes(spec, begin));
@@ -94,7 +94,7 @@ CacheSize cache_size(const ModelConfig& config, const std::vector<Settings>& lay
   return size;
 }
 
-/// Values of all weights; a head that repeats the embedding counts once.
+/// Number of parameters; a tied head counts once.
 std::int64_t parameters_of(const Checkpoint& checkpoint) {
   const std::optional<StoredTensor> head = checkpoint.find("lm_head.weight");
   const std::optional<StoredTensor> embedding = checkpoint.find("model.embed_tokens.weight");
@@ -261,7 +261,7 @@ void print_facts(const Facts& facts) {
   line("chat format", facts.chat_format.text());
   line("end tokens", fmt::format("{}", fmt::join(facts.end_tokens, ", ")));
   line("settings", fmt::format("{}{}", settings_line(facts.settings),
-                               config.lca.empty() ? "" : " (trained so)"));
+                               config.lca.empty() ? "" : " (from training)"));
   line("cache per 1K tokens",
        cache_text(facts.dense.per_1k, facts.lca.per_1k) + " for each beyond the window");
   line("cache at 128K tokens", cache_text(facts.dense.at_128k, facts.lca.at_128k));
@@ -279,10 +279,10 @@ void run(const Flags& flags) {
 
 Command inspect_command(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("inspect", "What a model is and what its cache takes");
+  CLI::App* app = parent.add_subcommand("inspect", "Facts about a model and the size of its cache");
   app->footer(kExamples);
   flags->model.add(*app);
-  flags->adapter.add(*app, "--adapter", "DIR|none", "take the settings of this adapter", "none");
+  flags->adapter.add(*app, "--adapter", "DIR|none", "use the settings of this adapter", "none");
   flags->packing.add(*app);
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);

@@ -25,8 +25,8 @@ std::atomic<const char*> unlinked{nullptr};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
               std::atomic<const char*>::is_always_lock_free);
 
-/// A single call into a kernel may take a minute, and nothing outside a shield needs tidying up:
-/// leaving right here is both safe and what the person at the keyboard expects.
+/// A single call into a kernel may take a minute, and nothing outside a shield needs cleaning up:
+/// exiting right here is safe, and what the user expects.
 void handle(int signal) {
   const bool first = pending.exchange(signal) == 0;
   if (shields > 0 || (watches > 0 && first)) return;
@@ -85,7 +85,7 @@ InterruptWatch::InterruptWatch() { ++watches; }
 InterruptWatch::~InterruptWatch() { --watches; }
 
 InterruptStop::InterruptStop() {
-  // A signal handler may not take locks, which requesting a stop does: hence a thread that looks.
+  // Requesting a stop takes locks, which a signal handler must not do: hence a thread that polls.
   const auto watch = [source = source_](const std::stop_token& ended) mutable {
     constexpr std::chrono::milliseconds kPause(10);
     std::mutex mutex;

@@ -1,5 +1,5 @@
 #pragma once
-/// Ctrl-C, and readers that go away.
+/// Handling of Ctrl-C and of closed pipes.
 
 #include <stop_token>
 #include <string>
@@ -12,22 +12,22 @@ namespace lca::cli {
 /// write error.
 void interrupt_install();
 
-/// Throws Error (cancelled) where Ctrl-C was held back.
+/// Throws Error (cancelled) if a signal is pending.
 void interrupt_check();
 
-/// Whether Ctrl-C was held back.
+/// Whether a signal is pending: it was only noted.
 bool interrupt_pending();
 
-/// Forgets it: what it was meant for has been stopped.
+/// Clears the pending signal: the work it was meant for has stopped.
 void interrupt_clear();
 
-/// The exit code a held-back signal asks for.
+/// The exit code for the pending signal.
 int interrupt_exit_code();
 
-/// Tells the handler whether a progress line is being drawn, which it then has to end.
+/// Sets whether a progress line is being drawn, which the handler then ends.
 void interrupt_line_open(bool open);
 
-/// While one lives a signal that ends the program removes this file first. One at a time.
+/// During its lifetime a signal that ends the program removes this file first. One at a time.
 class InterruptUnlink {
  public:
   explicit InterruptUnlink(std::string path);
@@ -39,7 +39,7 @@ class InterruptUnlink {
   std::string path_;
 };
 
-/// While one lives a signal is only noted: a file being written is finished or removed first.
+/// During its lifetime a signal is only noted: a file being written is finished or removed first.
 class InterruptShield {
  public:
   InterruptShield();
@@ -48,12 +48,12 @@ class InterruptShield {
   InterruptShield& operator=(const InterruptShield&) = delete;
 };
 
-/// Finds out that a file cannot be written before the work rather than after it, and leaves no
-/// trace: the work may be interrupted at any time.
+/// Throws Error before the work, rather than after it, if the file cannot be written. Leaves
+/// nothing behind: the work may be interrupted at any time.
 void writable_check(const std::string& path);
 
-/// While one lives the first signal is only noted, for work that looks at `interrupt_pending` and
-/// has something left to say when it stops; the second ends the program at once.
+/// During its lifetime the first signal is only noted, for work that checks `interrupt_pending` and
+/// still has output when it stops; the second ends the program at once.
 class InterruptWatch {
  public:
   InterruptWatch();
@@ -62,7 +62,8 @@ class InterruptWatch {
   InterruptWatch& operator=(const InterruptWatch&) = delete;
 };
 
-/// Requests a stop as soon as a signal is noted: work that takes a stop token ends inside a chunk.
+/// Requests a stop as soon as a signal is noted, so that work with a stop token ends inside a
+/// chunk.
 class InterruptStop {
  public:
   InterruptStop();

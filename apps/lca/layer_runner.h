@@ -1,5 +1,5 @@
 #pragma once
-/// One attention layer that runs on host tensors, wherever it computes.
+/// One attention layer on host tensors, on any device.
 
 #include "attention/cuda/layer.h"
 
@@ -12,8 +12,8 @@
 
 namespace lca::cli {
 
-/// Sequences of one layer, each with a cache of its own, numbered from 0. The CPU runs the methods'
-/// code and the GPU its calls, which are those that models run.
+/// Sequences of one layer, each with its own cache, numbered from 0. The CPU runs the methods, the
+/// GPU the calls that models use.
 class LayerRunner {
  public:
   virtual ~LayerRunner() = default;
@@ -22,7 +22,7 @@ class LayerRunner {
   virtual void prefill(std::span<const cuda::HostRun> runs) = 0;
   /// One token for every sequence, in order.
   virtual void decode(std::span<const cuda::HostRun> runs) = 0;
-  /// What a sequence holds, in the host's form.
+  /// The cache of a sequence in its host form.
   virtual Cache cache(int sequence) const = 0;
 };
 

@@ -1,4 +1,4 @@
-/// `lca logits`: what a model predicts after each of the given tokens, as a file.
+/// `lca logits`: writes the logits after each of the given tokens to a file.
 
 #include "command.h"
 #include "core/error.h"
@@ -50,7 +50,7 @@ std::vector<std::int32_t> ids_parse(std::string_view flag, std::string_view text
     std::int32_t id = -1;
     const auto [stop, error] = std::from_chars(at, end, id);
     if (error != std::errc{} || stop != end || id < 0 || id >= vocabulary) {
-      fail_input("{}: \"{}\" is no token of this model; ids go from 0 to {}", flag,
+      fail_input("{}: \"{}\" is not a token of this model; ids go from 0 to {}", flag,
                  text_printable({at, end}), vocabulary - 1);
     }
     ids.push_back(id);

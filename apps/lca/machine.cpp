@@ -36,7 +36,7 @@ std::string field_read(const fs::path& path, std::string_view key) {
   return "";
 }
 
-/// The number a text begins with; −1 where it begins with none, or with one that does not fit.
+/// The number at the beginning of a text; −1 if there is none or it does not fit.
 std::int64_t number_parse(std::string_view text) {
   std::int64_t number = -1;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -49,7 +49,7 @@ std::int64_t kilobytes_read(const fs::path& path, std::string_view key) {
   return number > INT64_MAX / 1024 ? -1 : std::max<std::int64_t>(-1, number * 1024);
 }
 
-/// The number in a file of one, −1 where there is none ("max" means no limit).
+/// The number in a file that holds one; −1 if there is none ("max" means no limit).
 std::int64_t number_read(const fs::path& path) {
   std::ifstream file(path);
   std::string text;
@@ -57,12 +57,12 @@ std::int64_t number_read(const fs::path& path) {
   return number_parse(text);
 }
 
-/// The lesser of two amounts, of which −1 is none.
+/// The smaller of two amounts; −1 is no amount.
 std::int64_t lesser(std::int64_t a, std::int64_t b) {
   return a < 0 ? b : b < 0 ? a : std::min(a, b);
 }
 
-/// What the files of a control group are called.
+/// File names of a control group.
 struct GroupFiles {
   const char *limit, *used, *cached;
 };
@@ -70,8 +70,8 @@ constexpr GroupFiles kGroupV2 = {"memory.max", "memory.current", "inactive_file"
 constexpr GroupFiles kGroupV1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
                                  "total_inactive_file"};
 
-/// What one group has left, or −1. The limit counts files that are in memory because they were read
-/// once; those make way.
+/// Memory that one group has left, or −1. Its usage includes cached file pages, which can be
+/// reclaimed.
 std::int64_t group_left(const fs::path& group, const GroupFiles& names) {
   const std::int64_t limit = number_read(group / names.limit);
   const std::int64_t used = number_read(group / names.used);
@@ -96,7 +96,7 @@ std::int64_t control_groups_left(const fs::path& root) {
   return least;
 }
 
-/// What the limit of the address space leaves, or −1 where there is none.
+/// What the limit of the address space leaves, or −1 if there is no limit.
 std::int64_t address_space_left() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;

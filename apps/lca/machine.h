@@ -1,5 +1,5 @@
 #pragma once
-/// What a report says about the machine it was made on, and how much memory a piece of work took.
+/// Facts about the machine for reports, and memory: available, and peak use.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,22 +13,22 @@ std::string machine_name();
 /// Now, as 2025-01-31T12:00:00Z.
 std::string date_text();
 
-/// Bytes that can be had without pushing others out, or −1 where the system does not say: what the
-/// machine has left, the control groups around this process (a container's limit) allow, and the
-/// limit of its address space (`ulimit -v`) leaves, whichever is least.
+/// Available memory in bytes, or −1 if unknown: the least of what the machine has left, what the
+/// control groups of this process (a container's limit) allow, and what the limit of its address
+/// space (`ulimit -v`) leaves.
 std::int64_t memory_available();
 
-/// The part of it that files say; `root` is where /proc and /sys lie.
+/// The part of it that is read from files; `root` holds proc and sys.
 std::int64_t memory_available_in(const std::filesystem::path& root);
 
-/// Throws Error (bad input) where `bytes` will not fit; `what` says what would take them.
+/// Throws Error (bad input) if `bytes` are not available; `what` names what needs them.
 void memory_require(double bytes, const std::string& what);
 
-/// Starts counting peak resident memory anew. False where the system cannot: the peak then covers
-/// the whole life of the process.
+/// Resets the peak of resident memory. False if the system cannot: the peak then covers the whole
+/// process so far.
 bool peak_memory_reset();
 
-/// The most resident memory since then.
+/// Peak resident memory since then.
 std::int64_t peak_memory();
 
 }  // namespace lca::cli

@@ -34,16 +34,16 @@ int fail(int code, std::string_view message) {
   return code;
 }
 
-/// The same without making a text: there may be no memory for one.
+/// The same without allocating: there may be no memory.
 int fail_memory() {
   constexpr std::string_view kLine =
-      "lca: error: not enough memory: the system gives no more; try a shorter context or a smaller "
+      "lca: error: not enough memory: the system has no more; try a shorter context or a smaller "
       "model, free some memory, or raise the limit (ulimit -v)\n";
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kLine.data(), kLine.size());
   return kFailure;
 }
 
-/// Whether it means that no thread or block of memory can be had.
+/// Whether the error means that the system is out of threads or memory.
 bool is_shortage(const std::error_code& code) {
   return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
 }
@@ -73,7 +73,7 @@ struct Program {
         "  lca run smollm2 --file report.txt -p \"Sum it up.\"     the same about a document\n"
         "  lca chat smollm2                                      talk with it\n"
         "  lca plan smollm2 --length 128K                        how much memory a context takes\n"
-        "Every command explains itself: lca COMMAND --help");
+        "Help on a command: lca COMMAND --help");
 
     commands.push_back(run_command(app));
     commands.push_back(chat_command(app));
@@ -83,13 +83,13 @@ struct Program {
     commands.push_back(tokenize_command(app));
     commands.push_back(logits_command(app));
 
-    CLI::App* session = app.add_subcommand("session", "Look at saved sessions, and fork them");
+    CLI::App* session = app.add_subcommand("session", "Inspect and fork saved sessions");
     session_common.add(*session);
     session->require_subcommand(1);
     session->footer(
         "Examples:\n"
-        "  lca run smollm2 --session talk.session -p \"Who was Ada Lovelace?\"   begins one\n"
-        "  lca run smollm2 --session talk.session -p \"And her father?\"         goes on\n"
+        "  lca run smollm2 --session talk.session -p \"Who was Ada Lovelace?\"   starts one\n"
+        "  lca run smollm2 --session talk.session -p \"And her father?\"         continues it\n"
         "  lca session inspect talk.session\n"
         "  lca session fork talk.session other.session --length 2000 --model smollm2\n"
         "More: lca session inspect --help, lca session fork --help");
@@ -137,7 +137,7 @@ struct Program {
   }
 };
 
-/// The command the arguments got to, as one would type it.
+/// The command that was parsed, as it would be typed.
 std::string command_path(const CLI::App& app) {
   std::string path = app.get_name();
   for (const CLI::App* sub : app.get_subcommands()) path += " " + command_path(*sub);
@@ -154,7 +154,7 @@ std::string subcommand_names(const CLI::App& app) {
   return names;
 }
 
-/// What the parser found wrong, in our words and with what to do.
+/// The parser's error in our words, with what to do.
 std::string parse_message(const CLI::App& app, const CLI::ParseError& error) {
   const std::string names = subcommand_names(app);
   const std::vector<std::string> extras = app.remaining(true);
@@ -164,12 +164,12 @@ std::string parse_message(const CLI::App& app, const CLI::ParseError& error) {
     if (first.starts_with("-")) {
       what = fmt::format("unknown flag {}", first);
     } else if (!names.empty()) {
-      what = fmt::format("unknown command \"{}\"; there is {}", first, names);
+      what = fmt::format("unknown command \"{}\"; the commands are {}", first, names);
     } else {
       what = fmt::format("unexpected argument \"{}\"", first);
     }
   } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !names.empty()) {
-    what = fmt::format("a command is missing; there is {}", names);
+    what = fmt::format("a command is missing; the commands are {}", names);
   } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     what = fmt::format("{} needs a value", what.substr(0, what.find(':')));
   }
@@ -202,7 +202,7 @@ int run_guarded(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const OutputClosed&) {
-    return 0;  // the reader has seen all it wanted
+    return 0;  // the reader closed the pipe
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::cancelled) return interrupt_exit_code();
     return fail(error_exit_code(error.kind()), error.what());
@@ -226,6 +226,6 @@ int main(int argc, char** argv) {
   try {
     return lca::cli::run_guarded(argc, argv);
   } catch (...) {
-    return lca::cli::fail_memory();  // not even the message could be made
+    return lca::cli::fail_memory();  // even the message could not be allocated
   }
 }

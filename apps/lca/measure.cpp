@@ -53,7 +53,7 @@ Prefill prefill_measure(Context& context, const LayerSpec& spec, const Workload&
   const std::int64_t length = workload.length();
   std::optional<Cache> cache;
   const double best = best_of([&] {
-    cache.reset();  // one cache at a time, or the peak would count two
+    cache.reset();  // one cache at a time, so that the peak does not count two
     cache.emplace(spec);
     const Run run{&*cache, workload.queries(0, length), workload.entries(0, length), out.data(),
                   nullptr};
@@ -103,7 +103,7 @@ double gemm_gflops_measure(int threads) {
     return seconds_of(
         [&] { gemm_parallel_f32(threads, kSize, kSize, kSize, a.data(), b.data(), c.data()); });
   };
-  product();  // the first call makes the kernel
+  product();  // the first call creates the kernel
   const double operations = 2.0 * kSize * kSize * kSize;
   return operations / best_of(product) / 1e9;
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Times of one attention method on made-up inputs.
+/// Times of one attention method on synthetic inputs.
 
 #include "workload.h"
 
@@ -9,16 +9,16 @@
 
 namespace lca::cli {
 
-/// Operations a method must do to be attention at all: 2·(d_n+d_r+d_v) for each head and each pair
-/// of a query and something it sees. Rebuilding keys and values, and masked pairs, cost time only.
+/// The operations that count for GFLOP/s: 2·(d_n+d_r+d_v) for each head and each pair of a query
+/// and an entry it sees. Rebuilding keys and values, and masked pairs, are not counted.
 double useful_operations(const LayerSpec& spec, std::int64_t length);
 
-/// How often to repeat what takes `seconds`: often enough to find the best, once where it is long.
+/// How often to repeat what takes `seconds`: several times to find the best, once if it is long.
 int repetitions(double seconds);
 
 struct Prefill {
-  double seconds = 0;  ///< best of several: take, condense, rebuild keys and values, attend
-  Cache cache;         ///< of the last one
+  double seconds = 0;  ///< best of several runs: take, condense, rebuild keys and values, attend
+  Cache cache;         ///< of the last run
 };
 
 /// Prefills an empty cache with the whole workload; outputs go to `out` [L,H,d_v].
@@ -32,7 +32,7 @@ double take_measure(Context& context, const LayerSpec& spec, const Workload& wor
 double decode_measure(Context& context, const Workload& workload, Cache& cache,
                       std::span<float> out);
 
-/// oneDNN's float32 product of 2048³ on `threads` threads, in GFLOP/s: the best of a few.
+/// oneDNN's float32 product of 2048³ on `threads` threads, in GFLOP/s: the best of a few runs.
 double gemm_gflops_measure(int threads);
 
 }  // namespace lca::cli

@@ -17,7 +17,7 @@
 namespace lca::cli {
 namespace {
 
-constexpr double kHottest = 100;  // temperatures above are typing mistakes
+constexpr double kHottest = 100;  // higher temperatures are taken for typing errors
 constexpr std::int64_t kLongestChunk = std::int64_t{1} << 20;
 
 std::string standard_input_read() {
@@ -81,9 +81,9 @@ void ModelFlags::add_common(CLI::App& app, const std::string& precision,
                             KnobFlags::MethodFlag method_flag) {
   adapter_.add(app, "--adapter", "DIR|none", "a PEFT LoRA folder to apply", "none");
   precision_.add(app, "--precision", "auto|f32|bf16",
-                 "what products are computed in; auto: bf16 where the processor has it", precision);
+                 "type of matrix products; auto: bf16 where the processor has it", precision);
   weights_.add(app);
-  chunk_.add(app, "--chunk", "N", "tokens of a prompt read together; tuned unless given");
+  chunk_.add(app, "--chunk", "N", "tokens of a prompt per chunk; tuned unless given");
   where_.add(app, "auto");
   common_.add(app);
   knobs_.add(app, method_flag, KnobFlags::ScaleFlag::no);
@@ -149,20 +149,20 @@ void ReplyFlags::add(CLI::App& app, const std::string& tokens) {
     flag.add(app, name, value, help, fallback);
     flag.option->group(group);
   };
-  add(tokens_, "-n,--tokens", "N", "most new tokens", tokens);
+  add(tokens_, "-n,--tokens", "N", "maximum number of new tokens", tokens);
   add(temperature_, "--temperature", "X", "0 takes the likeliest token; higher is more varied",
       "0");
-  add(top_k_, "--top-k", "N", "pick among the N likeliest; 0: all", "0");
-  add(top_p_, "--top-p", "X", "pick among the likeliest that together reach X", "1");
-  add(min_p_, "--min-p", "X", "drop what is less likely than X times the likeliest", "0");
-  add(penalty_, "--repetition-penalty", "X", "above 1: tokens seen lately become less likely", "1");
+  add(top_k_, "--top-k", "N", "sample among the N likeliest; 0: all", "0");
+  add(top_p_, "--top-p", "X", "sample among the likeliest whose probabilities add up to X", "1");
+  add(min_p_, "--min-p", "X", "drop tokens below X times the probability of the likeliest", "0");
+  add(penalty_, "--repetition-penalty", "X", "above 1: recent tokens become less likely", "1");
   add(seed_, "--seed", "N", "the same seed gives the same text", "0");
   app.add_option("--stop", stops_, "end the reply before this text; may be repeated")
       ->type_name("TEXT")
       ->type_size(1)
       ->allow_extra_args(false)
       ->group(group);
-  app.add_flag("--ignore-eos", ignore_end_, "go on after the model's own end")->group(group);
+  app.add_flag("--ignore-eos", ignore_end_, "continue after the model's end token")->group(group);
 }
 
 GenerateOptions ReplyFlags::read(std::vector<std::int32_t> end_tokens) const {

@@ -1,6 +1,6 @@
 #pragma once
-/// Flags that the commands on models share: which model, its settings, how it is loaded, and how a
-/// reply is picked. Everything typed is checked before anything is loaded.
+/// Flags that the commands on models share: which model, its settings, how it is loaded, and how
+/// replies are sampled. All flags are checked before anything is loaded.
 
 #include "arguments.h"
 #include "formats/checkpoint.h"
@@ -19,16 +19,16 @@
 
 namespace lca::cli {
 
-/// MODEL, the argument every command on models begins with: a path, or a name of ours.
+/// MODEL, the first argument of every command on models: a path, or a built-in name.
 class ModelArgument {
  public:
   enum class Need { required, optional };
 
   void add(CLI::App& app, Need need = Need::required);
-  /// As the flag `--model`, for a command that has a model of its own choice.
+  /// As the flag `--model`, for a command with a default model.
   void add_flag(CLI::App& app, const std::string& fallback);
   bool given() const { return !text_.empty(); }
-  /// Where it lies; throws Error with what to do where it does not.
+  /// The model's path; throws Error that says what to do if it does not exist.
   std::filesystem::path path() const;
 
  private:
@@ -38,7 +38,7 @@ class ModelArgument {
 /// The folder that `--adapter` names; empty for none.
 std::string adapter_parse(std::string_view text);
 
-/// `--weights`, for every command that loads a model or says how large it is.
+/// `--weights`, for every command that loads a model or reports its size.
 class WeightsFlag {
  public:
   void add(CLI::App& app);
@@ -54,7 +54,7 @@ class ModelFlags {
  public:
   /// `precision` is the default: auto, f32 or bf16.
   void add(CLI::App& app, const std::string& precision);
-  /// For a command that chooses model and methods itself: `--model` and no `--method`.
+  /// For a command with a default model that compares methods: `--model` and no `--method`.
   void add_for_comparison(CLI::App& app, const std::string& model);
   /// Throws Error naming the first flag that is wrong.
   void check() const;
@@ -83,12 +83,12 @@ class ModelFlags {
 /// else preset training-free.
 std::vector<Settings> settings_of(const Checkpoint& checkpoint, const std::string& folder);
 
-/// `-n`, `--stop`, `--temperature` and the others that decide how a reply is picked.
+/// `-n`, `--stop`, `--temperature` and the other flags of a reply.
 class ReplyFlags {
  public:
   /// `tokens` is the default of `-n`.
   void add(CLI::App& app, const std::string& tokens);
-  /// Checked; `end_tokens` are those of the model, dropped where `--ignore-eos` asks for it.
+  /// Checked; `end_tokens` are those of the model, dropped with `--ignore-eos`.
   GenerateOptions read(std::vector<std::int32_t> end_tokens) const;
 
  private:
@@ -97,7 +97,7 @@ class ReplyFlags {
   bool ignore_end_ = false;
 };
 
-/// The whole of a file, or of standard input where `path` is "-". Messages begin with `flag`.
+/// A whole file, or standard input if `path` is "-". Messages begin with `flag`.
 std::string text_read(std::string_view flag, const std::string& path);
 
 }  // namespace lca::cli

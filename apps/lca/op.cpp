@@ -44,11 +44,11 @@ struct Flags {
   std::string in, out;
 };
 
-/// A sequence of its own: a batch entry, or one of the documents packed into the only entry.
+/// One sequence: a batch entry, or one of the documents packed into the only entry.
 struct Sequence {
   std::int64_t entry = 0;
   Range tokens;             // positions in the entry
-  std::int64_t groups = 0;  // where its representatives start in the entry
+  std::int64_t groups = 0;  // index of its first representative in the entry
 };
 
 std::vector<Sequence> sequences(const OpInput& input) {
@@ -83,7 +83,7 @@ Entries entries_of(const OpInput& input, const Sequence& sequence, Range part) {
   return {slice(all.semantic, first, part.size()), slice(all.positional, first, part.size())};
 }
 
-/// Where results of a sequence go.
+/// Where the results of a sequence are written.
 struct Place {
   float *out, *lse, *semantic, *positional, *bias;
 
@@ -166,7 +166,7 @@ class LayerFeed {
     progress_.step(label, static_cast<double>(part.size() * input_.batch));
   }
 
-  /// Feeds the prompt's chunks, or all of it at once where its end has to be known first; returns
+  /// Feeds the prompt's chunks, or all of it at once where the summary waits for its end; returns
   /// its length.
   std::int64_t prefill() {
     const Settings& settings = input_.spec.settings;

@@ -1,4 +1,4 @@
-/// `lca plan`: how much memory a context takes, and the longest that fits a budget.
+/// `lca plan`: how much memory a context needs, and the longest that fits a budget.
 
 #include "arguments.h"
 #include "attention/layout.h"
@@ -22,8 +22,8 @@ namespace lca::cli {
 namespace {
 
 constexpr const char* kExamples =
-    "Counted are the cache of all layers and what attention needs beside it, one layer at a time.\n"
-    "With MODEL its weights are counted too; with --shape give --budget what they leave.\n"
+    "The plan counts the cache of all layers and the scratch memory of attention in one layer.\n"
+    "With MODEL its weights are counted too; with --shape subtract them from --budget.\n"
     "\n"
     "Examples:\n"
     "  lca plan smollm2 --length 128K\n"
@@ -58,14 +58,14 @@ struct Subject {
 /// Bytes of one method at one length.
 struct Cost {
   std::int64_t weights = 0;
-  std::int64_t entries = 0;    // of the layer that has most
+  std::int64_t entries = 0;    // of the layer with the most
   std::int64_t cache = 0;      // all layers
   std::int64_t workspace = 0;  // attention's scratch, and tokens of the run not yet released
-  std::int64_t hidden = 0;     // hidden states of the whole prompt, where the mode keeps them
+  std::int64_t hidden = 0;     // hidden states of the whole prompt, in summary mode `prompt`
 
   std::int64_t total() const { return weights + cache + workspace + hidden; }
 
-  /// Beside another layer: caches add up, all else is needed by one layer at a time.
+  /// Adds another layer: caches add up, all else is needed by one layer at a time.
   void add(const Cost& layer, std::int64_t count) {
     entries = std::max(entries, layer.entries);
     cache += layer.cache * count;
@@ -74,7 +74,7 @@ struct Cost {
   }
 };
 
-/// Layers that are alike.
+/// A number of equal layers.
 struct Alike {
   LayerSpec spec;
   std::int64_t count = 0;
@@ -101,7 +101,7 @@ class Planner {
     return sum;
   }
 
-  /// The most that is held on the way to `length`: a cache is largest just before it condenses.
+  /// The maximum up to `length`: a cache is largest just before it condenses.
   std::int64_t peak(std::int64_t length) const {
     std::int64_t most = cost(length).total();
     for (const Alike& alike : layers_) {
@@ -126,7 +126,7 @@ class Planner {
   Cost layer_cost(const LayerSpec& spec, std::int64_t length) const {
     const Layout layout(spec.settings);
     const bool whole_prompt = summary_waits(spec.settings);
-    // `prompt` mode cannot go chunk by chunk: a layer takes the whole prompt before it condenses.
+    // `prompt` mode cannot run chunk by chunk: a layer takes the whole prompt before it condenses.
     const std::int64_t run = whole_prompt ? length : std::min(chunk_, length);
     const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(spec.dtype));
     const std::int64_t entry_bytes = spec.shape.entry_values() * value_bytes;
@@ -257,7 +257,7 @@ Subject shape_subject(const Flags& flags, DType dtype) {
 }
 
 Subject model_subject(const Flags& flags, DType dtype) {
-  flags.knobs.apply(Settings{});  // a wrong flag is told before a wrong file
+  flags.knobs.apply(Settings{});  // report a wrong flag before a wrong file
   const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
   const ModelConfig& config = checkpoint.config();
   Subject subject{
@@ -304,16 +304,16 @@ void run(const Flags& flags) {
 
 Command plan_command(CLI::App& parent) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("plan", "How much memory a context takes, dense and LCA");
+  CLI::App* app = parent.add_subcommand("plan", "How much memory a context needs, dense and LCA");
   app->footer(kExamples);
   flags->model.add(*app, ModelArgument::Need::optional);
   flags->shape.add(*app, "--shape", shape_names(), "a published model's attention instead");
-  flags->adapter.add(*app, "--adapter", "DIR|none", "take the settings of this adapter", "none");
+  flags->adapter.add(*app, "--adapter", "DIR|none", "use the settings of this adapter", "none");
   flags->packing.add(*app);
   flags->length.add(*app, "--length", "N", "tokens of context", "128K");
   flags->budget.add(*app, "--budget", "SIZE",
-                    "memory for it; prints the longest context that fits");
-  flags->dtype.add(*app, "--dtype", "f32|bf16", "what the cache stores", "bf16");
+                    "memory available; prints the longest context that fits");
+  flags->dtype.add(*app, "--dtype", "f32|bf16", "type of the cache", "bf16");
   flags->chunk.add(*app, "--chunk", "N", "tokens prefilled at a time", "2K");
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);

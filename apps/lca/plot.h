@@ -1,5 +1,5 @@
 #pragma once
-/// Plots of quantities over context length: a picture (SVG), and bars for the terminal.
+/// Plots of quantities over context length: as SVG, and as bars for the terminal.
 
 #include <cstdint>
 #include <functional>
@@ -20,7 +20,7 @@ struct Panel {
 std::string plot_svg(const std::string& title, const std::string& note,
                      const std::vector<std::int64_t>& lengths, const std::vector<Panel>& panels);
 
-/// Two bars a length, drawn to scale.
+/// Two bars per length, drawn to scale.
 std::string plot_bars(const std::vector<std::int64_t>& lengths, const Panel& panel, bool colour);
 
 }  // namespace lca::cli

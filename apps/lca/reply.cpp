@@ -46,8 +46,8 @@ void session_require(const Model& model, const SessionOptions& options, std::int
 void ContextWarning::check(std::int64_t length) {
   if (context_ <= 0 || length <= context_ || !given_.empty()) return;
   given_.push_back(fmt::format(
-      "{} tokens are more than the {} this model was trained for; its answers may make no sense",
-      length, context_));
+      "{} tokens are more than the {} this model was trained for; answers may be nonsense", length,
+      context_));
   print_note("lca: warning: " + given_.back());
 }
 
@@ -55,7 +55,7 @@ void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info) {
   for (const std::int32_t id : ids) {
     if (id >= 0 && id < info.vocabulary) continue;
     fail_input(
-        "{}: the tokenizer gives id {}, but the model knows {} tokens: they do not belong "
+        "{}: the tokenizer gives id {}, but the model has {} tokens: they do not belong "
         "together",
         path_printable(info.path), id, info.vocabulary);
   }
@@ -177,7 +177,7 @@ TextPrinter::TextPrinter() : terminal_(stdout_is_terminal()) {}
 
 TextPrinter::~TextPrinter() {
   try {
-    end_line();  // an error message must not stand behind half a sentence
+    end_line();  // an error message begins on a new line
   } catch (...) {
     return;  // the output is closed
   }

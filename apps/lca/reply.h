@@ -1,5 +1,5 @@
 #pragma once
-/// Reading a prompt and writing the reply, with progress while it works and numbers at the end.
+/// Reading a prompt and streaming the reply, with progress and final statistics.
 
 #include "arguments.h"
 
@@ -29,17 +29,17 @@ class Stopwatch {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-/// Throws Error (bad input) where a session of `length` tokens would not fit into the machine;
-/// `what` says what they are ("a prompt of 6000 tokens and 256 new ones").
+/// Throws Error (bad input) if a session of `length` tokens would not fit into memory; `what`
+/// describes it ("a prompt of 6000 tokens and 256 new ones").
 void session_require(const Model& model, const SessionOptions& options, std::int64_t length,
                      int threads, const std::string& what);
 
-/// Says once on standard error that a conversation is longer than the model was trained for.
+/// Warns once on standard error when a conversation is longer than the model was trained for.
 class ContextWarning {
  public:
   explicit ContextWarning(const ModelInfo& info) : context_(info.context) {}
   void check(std::int64_t length);
-  /// What was printed: one sentence, or none.
+  /// The warning, if it was printed.
   const std::vector<std::string>& given() const { return given_; }
 
  private:
@@ -47,11 +47,10 @@ class ContextWarning {
   std::vector<std::string> given_;
 };
 
-/// Throws Error (bad input) where an id is beyond the model's vocabulary.
+/// Throws Error (bad input) if an id is outside the model's vocabulary.
 void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info);
 
-/// How conversations with a model are written: in the format that `flag` (`--chat-format`) names,
-/// else its own.
+/// The chat template of a model, in the format that `flag` (`--chat-format`) names, else its own.
 ChatTemplate chat_template(const Model& model, const TextFlag& flag);
 /// The names of all formats, as a placeholder: a|b|c.
 std::string chat_format_placeholder();
@@ -64,27 +63,27 @@ std::vector<std::int32_t> reply_end_tokens(const Model& model, const ChatTemplat
 void prefill_shown(Session& session, std::span<const std::int32_t> tokens, const std::string& label,
                    const LogitsSink& logits = {});
 
-/// What a turn took.
+/// A reply and its statistics.
 struct Reply {
-  std::int64_t reused_tokens = 0;  ///< of the session, in front of what was to be read
+  std::int64_t reused_tokens = 0;  ///< in the session already, before the tokens to be read
   std::int64_t prompt_tokens = 0;  ///< to be read
-  std::int64_t read_tokens = 0;    ///< fewer where Ctrl-C came while it read
+  std::int64_t read_tokens = 0;    ///< fewer if reading was interrupted
   double prefill_seconds = 0;
-  double first_seconds = 0;   ///< until the first token came, reading included; 0 where none did
+  double first_seconds = 0;   ///< until the first token, reading included; 0 if there is none
   double decode_seconds = 0;  ///< from then to the last token
   Generated generated;
   std::size_t cache_bytes = 0;
   std::size_t dense_bytes = 0;
 
-  double prefill_rate() const;  ///< tokens a second; 0: unknown
+  double prefill_rate() const;  ///< tokens per second; 0: unknown
   double decode_rate() const;   ///< the same, after the first token
   bool cancelled() const { return generated.reason == StopReason::cancelled; }
 };
 
 /// Reads `prompt` (which may be empty where the session's logits are known) and continues it;
-/// `on_text` gets the text as it comes. The session is marked after the first `marked` tokens of
-/// the prompt (0: nowhere). Ctrl-C ends either part, and the reply then says so: it stays pending
-/// for the caller to clear or to leave with.
+/// `on_text` receives the text as it is emitted. The session is marked after the first `marked`
+/// tokens of the prompt (0: nowhere). Ctrl-C ends either part, and the reply then says so; the
+/// signal stays pending until the caller clears it or exits.
 Reply reply_make(Session& session, std::span<const std::int32_t> prompt,
                  const GenerateOptions& options, const std::string& label,
                  const std::function<void(std::string_view)>& on_text, std::size_t marked = 0);
@@ -92,7 +91,7 @@ Reply reply_make(Session& session, std::span<const std::int32_t> prompt,
 /// "6612 tokens read at 540/s, first token after 12.3 s, …" in one line.
 std::string reply_summary(const Reply& reply);
 
-/// Streams text to standard output, and ends its last line.
+/// Streams text to standard output, and ends the last line.
 class TextPrinter {
  public:
   TextPrinter();
@@ -100,7 +99,7 @@ class TextPrinter {
   TextPrinter(const TextPrinter&) = delete;
   TextPrinter& operator=(const TextPrinter&) = delete;
   void operator()(std::string_view text);
-  /// Begins a new line where text stands on this one.
+  /// Ends the current line if there is text on it.
   void end_line();
 
  private:

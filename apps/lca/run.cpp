@@ -1,4 +1,4 @@
-/// `lca run`: one question to a model, with a document or without, and its answer.
+/// `lca run`: asks a model one question, with or without a document.
 
 #include "attention/settings_kind.h"
 #include "command.h"
@@ -27,11 +27,11 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kExamples =
     "Settings are those the model or its adapter was trained with, else preset training-free, "
     "which\n"
-    "keeps the gist of what lies outside the window but not its exact details.\n"
+    "keeps the gist of what is outside the window but not its exact details.\n"
     "\n"
-    "With --session the conversation is kept in a file. Where the file is there, -p is the next\n"
-    "turn, --file begins a whole new prompt that reuses what it shares with the session, and with\n"
-    "neither of them the model goes on where it stopped.\n"
+    "With --session the conversation is kept in a file. If the file exists, -p is the next chat\n"
+    "turn, --file starts a new prompt that reuses what it shares with the session, and with\n"
+    "neither of them the model continues its reply.\n"
     "\n"
     "Examples:\n"
     "  lca run smollm2 -p \"Why is the sky blue?\"\n"
@@ -50,7 +50,7 @@ struct Flags {
   bool json = false;
 };
 
-/// What the user says: the document first, then a blank line, then the question.
+/// The user's message: the document, a blank line, the question.
 struct Message {
   std::string document;  // with its blank line, where a question follows
   std::string text;      // all of it
@@ -69,7 +69,7 @@ Message message_read(const Flags& flags) {
   return message;
 }
 
-/// A conversation from its beginning, in which the user says `text`.
+/// A new conversation with the user's message `text`.
 std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokenizer,
                                      const ChatTemplate* format, const std::string& text) {
   if (format == nullptr) return tokenizer.encode(text, {.add_special = true});
@@ -79,8 +79,8 @@ std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokeni
   return format->prompt(messages);
 }
 
-/// How many of the prompt's tokens lie wholly inside the document, whatever question follows: those
-/// that the document alone begins with as well.
+/// How many of the prompt's tokens belong to the document whatever question follows: those that the
+/// prompt of the document alone begins with as well.
 std::size_t document_tokens(const Flags& flags, const Tokenizer& tokenizer,
                             const ChatTemplate* format, const Message& message,
                             std::span<const std::int32_t> prompt) {
@@ -89,7 +89,7 @@ std::size_t document_tokens(const Flags& flags, const Tokenizer& tokenizer,
   return static_cast<std::size_t>(std::ranges::mismatch(prompt, alone).in1 - prompt.begin());
 }
 
-/// What a session that has begun reads next: what it still had to read, and the next turn.
+/// The tokens that a continued session reads next: its pending tokens, and the next chat turn.
 std::vector<std::int32_t> next_ids(const Flags& flags, const Tokenizer& tokenizer,
                                    const ChatTemplate* format, const Session& session) {
   std::vector<std::int32_t> ids = session.pending();
@@ -140,7 +140,7 @@ void check(const Flags& flags) {
   flags.model.path();
 }
 
-/// What can be checked of flags and session before the model is loaded.
+/// Checks of flags and session that do not need the model.
 void check(const Flags& flags, const SessionKeeper& keeper) {
   if (!flags.prompt.given() && !flags.file.given() && !keeper.begun()) {
     fail_input(
@@ -150,7 +150,7 @@ void check(const Flags& flags, const SessionKeeper& keeper) {
   if (!flags.file.given()) system_check(flags.system, keeper);
 }
 
-/// Reads and answers, and saves the session whatever becomes of it.
+/// Reads and answers, and saves the session in any case.
 Reply reply_kept(Session& session, SessionKeeper& keeper, std::span<const std::int32_t> prompt,
                  std::size_t marked, const GenerateOptions& options,
                  const std::function<void(std::string_view)>& on_text) {
@@ -161,21 +161,21 @@ Reply reply_kept(Session& session, SessionKeeper& keeper, std::span<const std::i
     keeper.try_save(session);
     return reply;
   } catch (const OutputClosed&) {
-    // The output is closed, but the session may be continued later; the prompt has been read.
+    // The output is closed, but the prompt has been read and the session may be continued later.
     session.set_pending({});
     keeper.try_save(session);
     throw;
   }
 }
 
-/// Whether a session can be marked: where later prompts do not change what was condensed.
+/// Whether a session can be marked: later prompts must not change what was condensed.
 bool can_mark(const Session& session) {
   return std::ranges::none_of(session.settings(), summary_waits);
 }
 
 void run(const Flags& flags) {
   check(flags);
-  GenerateOptions options = flags.reply.read({});  // mistakes in flags come before slow work
+  GenerateOptions options = flags.reply.read({});  // check flags before slow work
   SessionKeeper keeper(flags.session);
   check(flags, keeper);
   const bool from_start = flags.file.given() || !keeper.begun();
@@ -207,7 +207,7 @@ void run(const Flags& flags) {
     prompt = next_ids(flags, tokenizer, format, session);
   }
   if (prompt.empty() && session.logits().empty()) {
-    fail_input("{}: there is nothing to go on from; give the next turn with -p TEXT",
+    fail_input("{}: there is nothing to continue; give the next turn with -p TEXT",
                path_printable(keeper.path()));
   }
   options.open = keeper.given();
@@ -249,11 +249,11 @@ Command run_command(CLI::App& parent) {
   app->footer(kExamples);
   flags->prompt.add(*app, "-p,--prompt", "TEXT", "the question, or what to do");
   flags->file.add(*app, "--file", "DOC", "a text to put before it; - reads standard input");
-  flags->system.add(*app, "--system", "TEXT", "how the model is to behave");
+  flags->system.add(*app, "--system", "TEXT", "the system message");
   flags->format.add(*app, "--chat-format", chat_format_placeholder(),
-                    "how turns are written; the model's own unless given");
+                    "format of chat turns; the model's own unless given");
   flags->session.add(*app);
-  app->add_flag("--raw", flags->raw, "no turns: the model goes on with the text as it is");
+  app->add_flag("--raw", flags->raw, "no chat turns: the model continues the text as it is");
   app->add_flag("--json", flags->json, "print JSON, at the end");
   flags->model.add(*app, "auto");
   flags->reply.add(*app, "256");

@@ -1,4 +1,4 @@
-/// `lca session`: what a saved session holds, and forking it.
+/// `lca session`: inspects and forks saved sessions.
 
 #include "command.h"
 #include "core/error.h"
@@ -24,14 +24,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kInspectExamples =
-    "The whole file is checked; one that is damaged is an error. No model is needed.\n"
+    "The whole file is checked; a damaged file is an error. No model is needed.\n"
     "\n"
     "Examples:\n"
     "  lca session inspect talk.session\n"
     "  lca session inspect talk.session --json";
 
 constexpr const char* kForkExamples =
-    "The new session holds the first N tokens of the old one, which stays as it is. Caches that\n"
+    "The new session holds the first N tokens of the old one, which is not changed. Caches that\n"
     "condense can be cut back a few tokens only; further back the model has to read the text\n"
     "again, which --model allows. In summary mode `prompt` only the whole can be copied.\n"
     "\n"
@@ -138,7 +138,7 @@ struct ForkFlags {
   }
 };
 
-/// With its model: any length that the mode allows.
+/// A fork with the model: any length that the summary mode allows.
 void fork_with_model(const ForkFlags& flags, SessionRecord record, std::int64_t length) {
   ModelOptions options;
   options.path = model_resolve(flags.model.text).string();
@@ -186,13 +186,13 @@ void fork(const ForkFlags& flags) {
   if (flags.model.given()) model_resolve(flags.model.text);
   absent_require(flags.to);
   std::unique_ptr<SessionLock> lock;
-  std::unique_ptr<InterruptUnlink> unlink;  // Ctrl-C leaves no lock behind
+  std::unique_ptr<InterruptUnlink> unlink;  // so that Ctrl-C leaves no lock behind
   {
     const InterruptShield shield;
     lock = std::make_unique<SessionLock>(flags.to);
     unlink = std::make_unique<InterruptUnlink>(lock->path().native());
   }
-  absent_require(flags.to);  // another fork may have come first
+  absent_require(flags.to);  // another program may have created it meanwhile
   writable_check(flags.to);
   if (flags.model.given()) {
     fork_with_model(flags, std::move(record), length);
@@ -232,15 +232,12 @@ Command session_fork_command(CLI::App& parent) {
   auto flags = std::make_shared<ForkFlags>();
   CLI::App* app = parent.add_subcommand("fork", "A new session from the beginning of another");
   app->footer(kForkExamples);
-  app->add_option("FILE", flags->from, "the session to take it from")
-      ->type_name("PATH")
-      ->required();
-  app->add_option("NEW", flags->to, "the file of the new one")->type_name("PATH")->required();
-  flags->length.add(*app, "--length", "N", "tokens to take; all of them unless given");
-  flags->model.add(*app, "--model", "PATH|NAME", "its model, where the text must be read again");
-  flags->adapter.add(*app, "--adapter", "DIR|none", "the adapter it had", "none");
-  flags->precision.add(*app, "--precision", "auto|f32|bf16", "what products were computed in",
-                       "auto");
+  app->add_option("FILE", flags->from, "the session to fork")->type_name("PATH")->required();
+  app->add_option("NEW", flags->to, "the new session")->type_name("PATH")->required();
+  flags->length.add(*app, "--length", "N", "tokens to keep; all unless given");
+  flags->model.add(*app, "--model", "PATH|NAME", "its model, if the text must be read again");
+  flags->adapter.add(*app, "--adapter", "DIR|none", "its adapter", "none");
+  flags->precision.add(*app, "--precision", "auto|f32|bf16", "type of its matrix products", "auto");
   flags->weights.add(*app);
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);

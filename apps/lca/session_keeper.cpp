@@ -12,7 +12,7 @@
 namespace lca::cli {
 namespace {
 
-/// The value of a flag that was given; null where it was not.
+/// The value of a flag; null if it was not given.
 const std::string* flag_text(const CLI::App& app, const std::string& name) {
   const CLI::Option* option = app.get_option_no_throw(name);
   if (option == nullptr || option->count() == 0) return nullptr;
@@ -23,7 +23,7 @@ const std::string* flag_text(const CLI::App& app, const std::string& name) {
 
 void SessionFlag::add(CLI::App& app) {
   app_ = &app;
-  flag_.add(app, "--session", "FILE", "keep the conversation in this file, and go on from it");
+  flag_.add(app, "--session", "FILE", "keep the conversation in this file, and continue it");
 }
 
 void SessionFlag::check_settings(const SessionHead& head) const {
@@ -98,7 +98,7 @@ void SessionKeeper::require_saved() const {
 void system_check(const TextFlag& system, const SessionKeeper& keeper) {
   if (!system.given() || !keeper.begun()) return;
   fail_input(
-      "{}: --system comes too late: this conversation has begun, and what was said first cannot "
+      "{}: --system comes too late: this conversation has begun, and its system message cannot "
       "change; leave it out, or start a new session",
       path_printable(keeper.path()));
 }

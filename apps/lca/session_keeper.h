@@ -29,30 +29,30 @@ class SessionFlag {
   TextFlag flag_;
 };
 
-/// The file, held for this program alone as long as it lives.
+/// The session file, locked for this program during the keeper's lifetime.
 class SessionKeeper {
  public:
-  /// Locks the file and reads it where it is there, so that whatever is wrong with it is said
-  /// before the model is loaded. Does nothing where the flag is not given.
+  /// Locks the file and reads it if it exists, so that errors are found before the model is loaded.
+  /// Does nothing if the flag is not given.
   explicit SessionKeeper(const SessionFlag& flag);
 
-  /// Whether there is a file at all.
+  /// Whether `--session` was given.
   bool given() const { return lock_ != nullptr; }
   /// Whether a conversation has begun in it.
   bool begun() const { return begun_; }
-  /// The saved session, or a new one. Once.
+  /// The saved session, or a new one. Call it once.
   Session open(std::shared_ptr<const Model> model, Context& context, const SessionOptions& options);
 
-  /// Saves; Ctrl-C waits meanwhile. Throws Error, and what was saved before stays.
+  /// Saves; Ctrl-C is deferred meanwhile. If it throws Error, the previous file is kept.
   void save(const Session& session);
-  /// The same where an error shall come later, from `require_saved`.
+  /// The same, but an error is thrown later by `require_saved`.
   void try_save(const Session& session);
-  /// What kept the last save from succeeding; empty: nothing.
+  /// The error of the last save; empty: none.
   const std::string& error() const { return error_; }
   void require_saved() const;
 
   const std::string& path() const { return path_; }
-  /// Of the file as it was saved last.
+  /// Size of the file as it was saved last.
   std::size_t bytes() const { return bytes_; }
 
  private:
@@ -65,7 +65,7 @@ class SessionKeeper {
   std::string error_;
 };
 
-/// Throws Error where `--system` comes too late: the conversation has begun.
+/// Throws Error if `--system` is given for a conversation that has begun.
 void system_check(const TextFlag& system, const SessionKeeper& keeper);
 
 }  // namespace lca::cli

@@ -32,7 +32,7 @@ std::size_t terminal_columns() {
   return 80;
 }
 
-/// Progress is a courtesy: where it cannot be written it is dropped.
+/// Progress is optional output: if it cannot be written it is dropped.
 void write_stderr(std::string_view text) {
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
 }
@@ -59,8 +59,8 @@ void print(std::string_view text) {
     } else if (errno == EPIPE) {
       throw OutputClosed{};
     } else if (errno == EAGAIN) {
-      pollfd room{STDOUT_FILENO, POLLOUT, 0};  // somebody made the terminal non-blocking
-      ::poll(&room, 1, -1);
+      pollfd writable{STDOUT_FILENO, POLLOUT, 0};  // the terminal may be non-blocking
+      ::poll(&writable, 1, -1);
     } else if (errno != EINTR) {
       fail_io("standard output cannot be written: {}", std::generic_category().message(errno));
     }
@@ -168,7 +168,9 @@ void Progress::step(std::string label, double work) {
 
 void Progress::reached(double work, std::string label) {
   const std::lock_guard lock(mutex_);
-  current_ = std::max(0.0, std::min(work - finished_, total_ - work));  // the next as the last
+  current_ = std::max(
+      0.0, std::min(work - finished_,
+                    total_ - work));  // an estimate: the next step takes as long as the last
   finished_ = work;
   label_ = std::move(label);
   step_begin_ = Clock::now();
@@ -208,7 +210,7 @@ std::string Progress::line(Clock::time_point now) const {
   const auto seconds = [](Clock::duration span) {
     return std::chrono::duration<double>(span).count();
   };
-  // A step reports nothing while it runs, so the bar moves on at the pace so far.
+  // A running step reports nothing, so the bar advances at the rate so far.
   const double before = seconds(step_begin_ - begin_);
   const double pace = before > 0.05 && finished_ > 0 ? finished_ / before : 0;
   const double running = std::min(0.95 * current_, pace * seconds(now - step_begin_));

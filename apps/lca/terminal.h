@@ -1,5 +1,5 @@
 #pragma once
-/// What people see: text on standard output, aligned tables, and progress on standard error.
+/// Output for users: text on standard output, aligned tables, and progress on standard error.
 
 #include <chrono>
 #include <condition_variable>
@@ -12,31 +12,31 @@
 
 namespace lca::cli {
 
-/// Thrown when the reader of standard output has gone away: nobody is left to tell.
+/// Thrown when the reader of standard output has closed it: the program ends silently.
 struct OutputClosed {};
 
-/// Writes to standard output at once. Throws OutputClosed, or Error where the disk is full.
+/// Writes to standard output without buffering. Throws OutputClosed, or Error if the disk is full.
 void print(std::string_view text);
 
-/// One whole line to standard error, for people; where it cannot be written it is dropped.
+/// Writes one line to standard error; if it cannot be written it is dropped.
 void print_note(std::string_view line);
 
 bool stdin_is_terminal();
 bool stdout_is_terminal();
 bool stderr_is_terminal();
 
-/// `text` without what could move the cursor or change colours: control characters but line ends
-/// and tabs are left out. For text that others wrote.
+/// `text` without control characters except line ends and tabs, which could move the cursor or
+/// change colours. For untrusted text.
 std::string terminal_safe(std::string_view text);
 
-/// Columns a string takes on screen: its code points, which is right for all that we print.
+/// Width of a string on screen in columns: its code points, which is correct for all our output.
 std::size_t text_width(std::string_view text);
 
 /// Three significant digits: 0.125, 1.25, 12.5, 125.
 std::string number_text(double value);
 /// 512 B, 1.50 KiB, 24.0 GiB.
 std::string bytes_text(double bytes);
-/// The same in the unit that suits `like`, so that two numbers beside each other compare.
+/// The same in the unit of `like`, so that two numbers are easy to compare.
 std::string bytes_text(double bytes, double like);
 /// 850 µs, 12.5 ms, 3.21 s.
 std::string seconds_text(double seconds);
@@ -55,21 +55,21 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// One line on standard error that says how far a run is and how long it will take. It appears
-/// after half a second, and only where standard error is a terminal.
+/// A progress line on standard error with the time left. It appears after half a second, and only
+/// if standard error is a terminal.
 class Progress {
  public:
-  /// `work`: the sum of what `step` will be told, in any unit that is roughly proportional to time.
+  /// `work`: the sum over all calls of `step`, in any unit that is roughly proportional to time.
   explicit Progress(double work);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// The last step is over; the next is called `label` and is worth `work`.
+  /// Ends the last step; begins one called `label` that counts as `work`.
   void step(std::string label, double work);
-  /// So much of the work is done, as the running step itself reports; it goes on as `label`.
+  /// Sets how much of all the work is done, as reported by the running step, and its label.
   void reached(double work, std::string label);
-  /// Prints a line that stays, above the bar.
+  /// Prints a permanent line above the bar.
   void note(std::string_view line);
   /// Removes the bar.
   void done();

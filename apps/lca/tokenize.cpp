@@ -1,4 +1,4 @@
-/// `lca tokenize`: the ids a model reads for a text.
+/// `lca tokenize`: the token ids of a text.
 
 #include "command.h"
 #include "core/error.h"
@@ -23,7 +23,7 @@ constexpr const char* kExamples =
     "  lca tokenize smollm2 --text \"<|im_start|>\" --no-parse-special\n"
     "  lca tokenize tokenizer.json --text Hello\n"
     "\n"
-    "MODEL may also be a tokenizer.json, or a GGUF file that holds a vocabulary alone.";
+    "MODEL may also be a tokenizer.json, or a GGUF file with only a vocabulary.";
 
 struct Flags {
   ModelArgument model;
@@ -67,9 +67,9 @@ Command tokenize_command(CLI::App& parent) {
   flags->model.add(*app);
   flags->text.add(*app, "--text", "TEXT", "the text");
   flags->file.add(*app, "--file", "FILE", "the text of a file; - reads standard input");
-  app->add_flag("--special", flags->special, "add the begin and end tokens the model asks for");
+  app->add_flag("--special", flags->special, "add the model's begin and end tokens");
   app->add_flag("--no-parse-special", flags->no_parse,
-                "text that spells a special token is ordinary text");
+                "encode the text of special tokens as ordinary text");
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);
   return {app, [flags] { run(*flags); }};

@@ -15,7 +15,7 @@ Kernels kernels_parse(const TextFlag& flag) {
   return static_cast<Kernels>(choice_parse("--kernels", flag.text, kNames));
 }
 
-/// Whether `--device` names a GPU; throws Error where it names nothing.
+/// Whether `--device` names a GPU; throws Error if it names no device.
 bool device_is_cuda(const TextFlag& flag) {
   if (flag.text == "cuda" || flag.text.starts_with("cuda:")) return true;
   if (flag.text == "cpu" || flag.text == "auto") return false;
@@ -32,7 +32,7 @@ int device_ordinal(const TextFlag& flag) {
 }
 
 constexpr const char* kKernelsHelp =
-    "fast: the best this machine has; portable: what every machine of its kind runs; reference: "
+    "fast: the fastest for this machine; portable: runs on every machine of its kind; reference: "
     "double precision, one layer only";
 
 }  // namespace
@@ -66,7 +66,7 @@ void WhereFlags::apply() const {
 void LayerWhereFlags::add(CLI::App& app, Reference reference) {
   has_reference_ = reference == Reference::yes;
   backend.add(app, "--backend", has_reference_ ? "reference|cpu|cuda" : "cpu|cuda",
-              "which implementation; what --device and --kernels say unless given");
+              "which implementation; follows --device and --kernels unless given");
   WhereFlags::add(app, "cpu");
   groups.add(app, "--groups", "bf16|fp8|int8", "cuda: how representatives are stored", "bf16");
 }

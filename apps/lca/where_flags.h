@@ -1,5 +1,5 @@
 #pragma once
-/// Where a command runs and with which code: `--device`, `--kernels`, and for one layer
+/// Where a command runs and with which kernels: `--device`, `--kernels`, and for one layer
 /// `--backend`.
 
 #include "arguments.h"
@@ -7,7 +7,7 @@
 
 namespace lca::cli {
 
-/// Which code runs.
+/// Which implementation runs.
 enum class Backend { reference, cpu, cuda };
 
 /// `--device` and `--kernels` of a command on whole models.
@@ -16,15 +16,15 @@ struct WhereFlags {
 
   /// `fallback` is the default of `--device`.
   void add(CLI::App& app, const std::string& fallback);
-  /// Throws Error naming the flag that is wrong. Does what `--kernels portable` asks of the CPU.
+  /// Throws Error naming the flag that is wrong. Applies `--kernels portable` to the CPU.
   void apply() const;
 };
 
-/// The same for commands that run one layer, which also know `--backend` and `--groups`.
+/// The same for commands that run one layer, which also have `--backend` and `--groups`.
 struct LayerWhereFlags : WhereFlags {
   TextFlag backend, groups;
 
-  /// `reference` where the command has one.
+  /// Whether the command supports `--backend reference`.
   enum class Reference { no, yes };
   void add(CLI::App& app, Reference reference);
 
@@ -39,7 +39,7 @@ struct LayerWhereFlags : WhereFlags {
   bool has_reference_ = false;
 };
 
-/// Throws Error where `flag` is given and the GPU is not what runs.
+/// Throws Error if `flag` is given and the command does not run on the GPU.
 void cuda_only_check(const TextFlag& flag, const char* name, bool on_cuda);
 
 }  // namespace lca::cli

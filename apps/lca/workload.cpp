@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::int64_t kRowsPerTask = 256;
 constexpr std::int64_t kHidden =
-    48;  // width of the made-up hidden state that text-like inputs share
+    48;  // width of the synthetic hidden state that text-like inputs share
 
-/// A well-mixed number for each (stream, index): no state, so threads need no order.
+/// A hash of (stream, index): stateless, so that the result does not depend on threads.
 std::uint64_t noise_bits(std::uint64_t stream, std::uint64_t index) {
   std::uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u + stream * 0xd1b54a32d192ed03u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -22,8 +22,8 @@ std::uint64_t noise_bits(std::uint64_t stream, std::uint64_t index) {
   return z ^ (z >> 31);
 }
 
-/// Nearly normal, mean 0 and variance 1: four uniform numbers added up, cheap enough for the
-/// hundreds of millions of values a long context takes.
+/// Nearly normal, mean 0 and variance 1: the sum of four uniform numbers, cheap enough for the
+/// hundreds of millions of values of a long context.
 float noise_normal(std::uint64_t stream, std::uint64_t index) {
   const std::uint64_t bits = noise_bits(stream, index);
   const auto sum = static_cast<std::int32_t>((bits & 0xffff) + (bits >> 16 & 0xffff) +
@@ -38,7 +38,7 @@ float noise_uniform(std::uint64_t stream, std::uint64_t index) {
 }
 
 void store(const ConstTensor& tensor, std::int64_t at, float value) {
-  // The pieces own the memory behind their views; only their maker writes to it.
+  // A piece owns the memory of its view; only the constructor functions write to it.
   void* data = const_cast<void*>(tensor.data);
   if (tensor.dtype == DType::f32) {
     static_cast<float*>(data)[at] = value;
@@ -108,7 +108,7 @@ std::vector<float> hidden_states(std::int64_t length) {
       ++segment;
       segment_end = t + 64 + static_cast<std::int64_t>(448 * noise_uniform(kSegments, segment));
     }
-    // Log-uniform ranks: word r comes up about 1/r as often as the first, as in Zipf's law.
+    // Log-uniform ranks: word r occurs about 1/r as often as the first, as in Zipf's law.
     const auto word =
         static_cast<std::uint64_t>(std::pow(kVocabulary, noise_uniform(kPicks, token)));
     for (std::int64_t i = 0; i < kHidden; ++i) {
@@ -143,7 +143,7 @@ void rope_apply(const std::vector<double>& frequencies, std::int64_t t, float* v
   }
 }
 
-/// What the keys of head `head` are, as one matrix over the hidden state.
+/// The key projection of head `head`, one matrix over the hidden state.
 Projection keys_of_latent(const ConstTensor& w_uk, std::int64_t head, const Projection& latent) {
   const std::int64_t d_nope = w_uk.shape[1], d_latent = w_uk.shape[2];
   Projection keys(d_nope);
@@ -159,12 +159,12 @@ Projection keys_of_latent(const ConstTensor& w_uk, std::int64_t head, const Proj
   return keys;
 }
 
-/// Queries look for keys of similar states, so they use the keys' matrix, with a taste of their own
+/// Queries should match keys of similar states, so they use the keys' matrix with random weights
 /// for each axis of the hidden state.
 Projection query_of_keys(Projection keys, std::int64_t head, float gain) {
   for (std::int64_t axis = 0; axis < kHidden; ++axis) {
-    const auto taste = static_cast<std::uint64_t>(head * kHidden + axis);
-    const float factor = gain * 2 * noise_uniform(905, taste);
+    const auto index = static_cast<std::uint64_t>(head * kHidden + axis);
+    const float factor = gain * 2 * noise_uniform(905, index);
     for (std::int64_t i = 0; i < keys.width; ++i) keys.row(axis)[i] *= factor;
   }
   return keys;
@@ -235,7 +235,7 @@ Workload Workload::text_like(Context& context, const LayerSpec& spec, std::int64
   const AttentionShape& shape = spec.shape;
   Workload made(shape, spec.dtype, length);
   const std::vector<float> hidden = hidden_states(length);
-  // A query meets its own token's key at a logit of about 8, whatever the widths.
+  // The logit of a query and its own token's key is about 8, whatever the widths.
   const auto width = static_cast<double>(shape.d_score());
   const auto gain = static_cast<float>(8 / (width * spec.softmax_scale()));
   const bool mla = shape.form == Form::mla;

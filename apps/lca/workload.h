@@ -1,5 +1,5 @@
 #pragma once
-/// Made-up inputs of one attention layer, for benchmarks and the demo.
+/// Synthetic inputs of one attention layer, for benchmarks and the demo.
 
 #include <lca/method.h>
 
@@ -12,16 +12,16 @@ namespace lca::cli {
 /// Queries, entries and weights of one sequence, all in one dtype.
 class Workload {
  public:
-  /// Independent normal values, scaled so that logits are of order one. What attention costs does
+  /// Independent normal values, scaled so that logits are of order one. The cost of attention does
   /// not depend on the values, so this is enough to measure time.
   static Workload random(Context& context, const AttentionShape& shape, DType dtype,
                          std::int64_t length);
 
-  /// Values with the structure of text: topics that last for a while, words that come back, a
-  /// smooth drift, RoPE on top. Synthetic all the same: no model made them.
+  /// Values with the structure of text: topics that last for a while, recurring words, a smooth
+  /// drift, and RoPE. They are synthetic: no model computed them.
   static Workload text_like(Context& context, const LayerSpec& spec, std::int64_t length);
 
-  /// Bytes the above will hold.
+  /// Bytes of such a workload.
   static double bytes_planned(const AttentionShape& shape, DType dtype, std::int64_t length);
 
   std::int64_t length() const { return length_; }

@@ -251,7 +251,7 @@ TEST(LogitsCommand, RefusesWhatIsNoToken) {
   }
   Words words = base;
   words.insert(words.end(), {"--tokens", "1,96"});
-  EXPECT_NE(program_run(words).err.find("\"96\" is no token of this model; ids go from 0 to 95"),
+  EXPECT_NE(program_run(words).err.find("\"96\" is not a token of this model; ids go from 0 to 95"),
             std::string::npos);
   EXPECT_TRUE(program_run({"logits", golden("llama"), "--tokens", "1"}).failed_in_one_line(2));
   EXPECT_EQ(folder.count(), 0u);
