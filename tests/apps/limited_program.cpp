@@ -13,7 +13,7 @@ namespace lca::test {
 
 Finished program_run_limited(int resource, std::uint64_t limit,
                              const std::vector<std::string>& arguments) {
-  const ScratchFolder folder;  // its output goes to files: nobody has to read along
+  const ScratchFolder folder;  // output goes to files: no pipe has to be drained
   const std::string out = folder / "out";
   const std::string err = folder / "err";
   std::vector<std::string> words = {LCA_PROGRAM};

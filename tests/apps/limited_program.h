@@ -1,5 +1,5 @@
 #pragma once
-/// Running the real program under a limit of the system.
+/// Runs the real program under a resource limit.
 
 #include "apps/program.h"
 

@@ -29,7 +29,7 @@ struct Pipe {
   }
 };
 
-/// Signals a process catches, as a bit mask; 0 where it is gone.
+/// Signals that a process catches, as a bit mask; 0 if it has ended.
 unsigned long caught_signals(pid_t pid) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(status, line);) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Running the real program and looking at what it did.
+/// Runs the real program and collects its output.
 
 #include <sys/types.h>
 
@@ -13,11 +13,11 @@ struct Finished {
   int code = -1;         ///< exit code; −signal where a signal killed it
   std::string out, err;  ///< standard output and error
 
-  /// Whether it printed nothing but one line `lca: error: …` and exited with `expected`.
+  /// Whether it printed exactly one line `lca: error: …` and exited with `expected`.
   bool failed_in_one_line(int expected) const;
 };
 
-/// A running `lca`, with standard output and error caught.
+/// A running `lca`, with standard output and error captured.
 class Program {
  public:
   enum class Output { caught, closed_pipe, full_disk };
@@ -29,15 +29,15 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  /// Waits until it has installed its handler of Ctrl-C; false where it ended before.
+  /// Waits until it has installed its handler of Ctrl-C; false if it ended before.
   bool wait_for_handler();
-  /// Waits until something came on standard output; false where it closed before.
+  /// Waits for the first standard output; false if it was closed before.
   bool wait_for_output();
   void interrupt();
   Finished finish();
 
  private:
-  std::string early_;  // of standard output, read already
+  std::string early_;  // standard output that was read already
   pid_t pid_ = -1;
   int out_ = -1, err_ = -1;
 };

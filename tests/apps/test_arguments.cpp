@@ -1,4 +1,4 @@
-// Reading what people type, and writing what they read.
+// Parsing of arguments, and formatting of output.
 
 #include "arguments.h"
 #include "plot.h"
@@ -70,7 +70,7 @@ TEST(Arguments, BarsAreToScale) {
   EXPECT_EQ(blocks(second, text.size()), 24u);
 }
 
-TEST(Arguments, APlotEscapesWhatItIsTold) {
+TEST(Arguments, APlotEscapesItsTexts) {
   const Panel panel{
       "a < b & c", {1, 2}, {2, 4}, [](double value) { return number_text(value); }, 10};
   const std::string svg = plot_svg("<title>", "note", {1024, 2048}, {panel});

@@ -96,7 +96,7 @@ TEST_F(BenchModel, EitherPartCanBeLeftOut) {
   EXPECT_EQ(got["decode"].size(), 0u);
 }
 
-TEST_F(BenchModel, PeopleGetTables) {
+TEST_F(BenchModel, PrintsTables) {
   const Finished finished =
       bench({"--prompt", "64", "--depths", "0,64", "--generate", "2", "--method", "dense"});
   ASSERT_EQ(finished.code, 0) << finished.err;
@@ -105,7 +105,7 @@ TEST_F(BenchModel, PeopleGetTables) {
   }
 }
 
-TEST_F(BenchModel, WhatIsWrongFitsOneLine) {
+TEST_F(BenchModel, ErrorsAreOneLine) {
   for (const Words& more : {Words{"--prompt", "0"},
                             {"--prompt", ""},
                             {"--prompt", "-"},

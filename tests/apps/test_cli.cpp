@@ -47,7 +47,7 @@ std::string joined(const Words& words) {
   return text;
 }
 
-TEST(CommandLine, EveryCommandExplainsItselfWithExamples) {
+TEST(CommandLine, EveryCommandHasHelpWithExamples) {
   for (const Words& command : commands()) {
     const Finished finished = program_run(with(command, {"--help"}));
     SCOPED_TRACE(joined(command));
@@ -66,7 +66,7 @@ TEST(CommandLine, EveryCommandExplainsItselfWithExamples) {
   }
 }
 
-TEST(CommandLine, EveryCommandKnowsItsVersion) {
+TEST(CommandLine, EveryCommandPrintsItsVersion) {
   for (const Words& command : commands()) {
     const Finished finished = program_run(with(command, {"--version"}));
     EXPECT_EQ(finished.code, 0) << joined(command);
@@ -111,7 +111,7 @@ TEST(CommandLine, EveryKnobOfTheMechanismIsAFlagOfEveryCommandThatRunsAModel) {
   }
 }
 
-TEST(CommandLine, WhatIsWrongFitsOneLineAndExitsWithTwo) {
+TEST(CommandLine, ErrorsAreOneLineAndExitWithTwo) {
   const Words plan = {"plan", "--shape", "qwen-7b"};
   const Words bench = {"bench", "attention", "--shape", "smollm2", "--lengths", "64"};
   const Words op = {"op", "attention", "in", "out"};
@@ -225,7 +225,7 @@ TEST(CommandLine, ThreadsMayBeGivenBeforeTheCommand) {
   EXPECT_NE(before.out.find("\"threads\":3"), std::string::npos);
 }
 
-TEST(CommandLine, AReaderThatGoesAwayIsNoError) {
+TEST(CommandLine, AClosedPipeIsNotAnError) {
   for (const Words& words : {Words{"--help"}, {"--version"}, {"plan", "--shape", "smollm2"}}) {
     const Finished finished = program_run(words, Program::Output::closed_pipe);
     EXPECT_EQ(finished.code, 0);

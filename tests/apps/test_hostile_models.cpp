@@ -1,4 +1,4 @@
-// Checkpoints that are wrong in one thing: one clear line, exit code 2.
+// Checkpoints with one defect each: one clear line, exit code 2.
 
 #include "apps/program.h"
 #include "apps/tiny_model.h"
@@ -138,7 +138,7 @@ TEST(HostileModels, AGgufFileIsCutOrDamaged) {
     write_file(path, bytes.substr(0, size));
     EXPECT_TRUE(logits().failed_in_one_line(2)) << size;
   }
-  // A bit of the header: another meaning, or a refusal, but never a crash.
+  // A flipped bit of the header: another meaning or an error, but never a crash.
   for (std::size_t bit = 0; bit < 8 * 256; bit += 37) {
     std::string damaged = bytes;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
@@ -149,7 +149,7 @@ TEST(HostileModels, AGgufFileIsCutOrDamaged) {
   }
 }
 
-TEST(HostileModels, WhatIsNoModelSaysSo) {
+TEST(HostileModels, WhatIsNotAModelIsRefused) {
   const ScratchFolder folder;
   write_file(folder / "text.txt", "not a model");
   for (const std::string& path :

@@ -71,7 +71,7 @@ TEST(BenchCommand, MeasuresOnlyTheMethodsAskedFor) {
   EXPECT_EQ(row["cache_bytes_dense"], 64 * 384 * 2);
 }
 
-TEST(BenchCommand, PeopleGetTablesThatLineUp) {
+TEST(BenchCommand, PrintsTablesThatLineUp) {
   const Finished finished =
       program_run({"bench", "attention", "--shape", "minicpm3", "--lengths", "16,1K"});
   ASSERT_EQ(finished.code, 0) << finished.err;

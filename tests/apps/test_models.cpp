@@ -1,4 +1,4 @@
-// Commands on a model that print or write what it is: inspect, tokenize, plan, logits.
+// Commands that report on a model: inspect, tokenize, plan, logits.
 
 #include "apps/program.h"
 #include "apps/tiny_model.h"
@@ -74,7 +74,7 @@ TEST(InspectCommand, NeedsNeitherTokenizerNorChatFormat) {
   EXPECT_NE(odd["chat_format_error"].get<std::string>().find("chatml"), std::string::npos);
 }
 
-TEST(InspectCommand, PeopleGetLines) {
+TEST(InspectCommand, PrintsLines) {
   TinyModel model;
   model.write();
   const std::string out = done({"inspect", model.path()}).out;
@@ -213,13 +213,13 @@ TEST(LogitsCommand, TakesIdsFromAFileInAnyChunks) {
   EXPECT_EQ(logits({"--tokens-file", (folder / "ids.txt").string()}), once);
   const Safetensors file = Safetensors::open(folder / "out");
   EXPECT_EQ(file.find("logits")->shape, (std::vector<std::int64_t>{5, 96}));
-  // Chunks sum in another order, so that the last bits may differ; the rest may not.
+  // Chunks sum in another order, so that the last bits may differ.
   const std::vector<float> whole = floats_of(*file.find("logits"));
   EXPECT_EQ(logits({"--tokens", "1,2,3,4,5", "--chunk", "2"}).size(), once.size());
   const Safetensors chunked = Safetensors::open(folder / "out");
   EXPECT_EQ(chunked.find("logits")->shape, file.find("logits")->shape);
   EXPECT_LE(worst_difference(whole, floats_of(*chunked.find("logits"))), 1e-5 * largest(whole));
-  // Other tokens are other logits.
+  // Other tokens give other logits.
   logits({"--tokens", "1,2,3,5,4"});
   EXPECT_GT(worst_difference(whole, floats_of(*Safetensors::open(folder / "out").find("logits"))),
             1e-2 * largest(whole));

@@ -90,7 +90,8 @@ TEST(OpCommand, BothBackendsReproduceTheGoldenFiles) {
     const std::string name = files[i].filename().string();
     fs::path expected = files[i];
     expected.replace_extension(".expected.safetensors");
-    // What bfloat16 storage may cost is measured in tests/attention; here the plumbing counts.
+    // The accuracy of bfloat16 storage is tested in tests/attention; this tests the program around
+    // it.
     const bool is_bf16 = name.find("bf16") != std::string::npos;
     for (const char* backend : {"reference", "cpu"}) {
       SCOPED_TRACE(name + " " + backend);

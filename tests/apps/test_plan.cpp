@@ -90,7 +90,7 @@ TEST(PlanCommand, KnobsAndMethodsChangeThePlan) {
             2 * base["dense"]["cache_bytes"].get<std::int64_t>());
 }
 
-TEST(PlanCommand, PeopleGetATable) {
+TEST(PlanCommand, PrintsATable) {
   const Finished finished =
       program_run({"plan", "--shape", "deepseek-v2-lite", "--budget", "24GiB"});
   EXPECT_EQ(finished.code, 0);

@@ -66,7 +66,7 @@ class Sessions : public testing::Test {
   }
 };
 
-/// Without the signs for what is no character: a reply that may go on leaves the last one open.
+/// Without replacement characters: a reply that may be continued withholds an incomplete character.
 std::string whole_characters(std::string text) {
   constexpr std::string_view kNone = "\xef\xbf\xbd";
   for (std::size_t at = 0; (at = text.find(kNone)) != std::string::npos;) {
@@ -114,7 +114,7 @@ TEST_F(Sessions, TurnsInSeveralRunsAreThoseOfOneChat) {
   }
   EXPECT_EQ(whole_characters(text), whole_characters(chat.out));
 
-  // And a chat that is left and taken up again.
+  // And a chat that is ended and continued.
   const std::string kept = folder / "chat.session";
   std::string halves;
   for (const char* part : {"hello\nwho are you?\n", "and then?\n"}) {
@@ -130,7 +130,7 @@ TEST_F(Sessions, TurnsInSeveralRunsAreThoseOfOneChat) {
   EXPECT_EQ(halves, chat.out);
   EXPECT_EQ(inspect(kept)["tokens"], inspect(session)["tokens"]);
 
-  // Starting over is kept too.
+  // A reset is saved too.
   Words more = reply;
   more.insert(more.end(), {"--session", kept});
   EXPECT_EQ(program_run_with(file("reset.txt", "/reset\n"), words("chat", more)).code, 0);
@@ -153,7 +153,7 @@ TEST_F(Sessions, AWholeNewPromptReusesWhatItShares) {
               again["reused_tokens"].get<int>() + 1 == first["prompt_tokens"].get<int>())
       << again["reused_tokens"];
 
-  // A prompt that starts like all of the session pays only for the rest.
+  // A prompt that begins with the whole session reads only the rest.
   const std::string longer =
       file("longer.txt", read_file(doc) + first["text"].get<std::string>() + " more of it");
   const json plain = run_json(with_small({"--raw", "--file", longer, "-n", "4"}));
@@ -252,7 +252,7 @@ TEST_F(Sessions, AnotherPrecisionGoesOnWithANotice) {
   EXPECT_EQ(inspect(session)["model"]["precision"], "bf16");
 }
 
-// The document is marked by itself: a second question about it reads little more than itself.
+// The end of the document is marked: a second question reads little more than the question.
 TEST_F(Sessions, ASecondQuestionAboutADocumentReusesIt) {
   std::string text;
   for (int i = 0; i < 60; ++i) text += "hello there, what is the capital of france? ";
@@ -273,7 +273,7 @@ TEST_F(Sessions, ASecondQuestionAboutADocumentReusesIt) {
     EXPECT_GE(next["reused_tokens"].get<double>(), 0.95 * next["prompt_tokens"].get<double>());
     EXPECT_EQ(next["ids"], ask(question, folder / (std::string("fresh") + question[0]))["ids"]);
   }
-  // A mode in which nothing can be marked still answers.
+  // A mode without marks still answers.
   const json whole = run_json({"--file", document, "-p", "Who?", "-n", "2", "--preset", "paper",
                                "--session", folder / "prompt.session"});
   EXPECT_EQ(whole["tokens"], 2);
@@ -310,7 +310,7 @@ TEST_F(Sessions, WhatContradictsAFileIsOneLine) {
   EXPECT_NE(finished.err.find("other weights"), std::string::npos) << finished.err;
 }
 
-TEST_F(Sessions, TheSecondProgramOnAFileIsTold) {
+TEST_F(Sessions, TheSecondProgramOnAFileGetsAnError) {
   Program first(words("run", {"-p", "hello", "-n", "1M", "--ignore-eos", "--session", session}));
   ASSERT_TRUE(first.wait_for_output());
   const Finished second = program_run(words("run", {"-p", "x", "--session", session}));
@@ -341,7 +341,7 @@ TEST_F(Sessions, OtherProgramsLocksStay) {
   EXPECT_EQ(read_file(other), "version = 4\n");
   EXPECT_EQ(folder.count(), 2u);
 
-  // A fork that refuses touches nothing beside its target.
+  // A fork that fails touches no other file beside its target.
   file("copy", "not to be replaced");
   file("copy.lock", "mine");
   const std::filesystem::path ours = session_lock_path(copy);
@@ -379,7 +379,7 @@ TEST_F(Sessions, FilesAreTheOwnersAlone) {
   const std::string copy = folder / "copy";
   EXPECT_EQ(program_run({"session", "fork", session, copy}).code, 0);
   EXPECT_EQ(permissions(copy), kOwner);
-  // Somebody who shares a session on purpose is not overruled.
+  // Permissions that the user has widened are kept.
   constexpr auto kShared = kOwner | std::filesystem::perms::group_read;
   std::filesystem::permissions(session, kShared);
   run_json({"-p", "more", "-n", "1", "--session", session});
@@ -387,7 +387,7 @@ TEST_F(Sessions, FilesAreTheOwnersAlone) {
   ::umask(before);
 }
 
-TEST_F(Sessions, CtrlCInAChatKeepsWhatWasSaid) {
+TEST_F(Sessions, CtrlCInAChatKeepsTheConversation) {
   const std::string input = file("turns.txt", "hello\n");
   Program chat(words("chat", {"-n", "1M", "--ignore-eos", "--session", session}),
                Program::Output::caught, input);
@@ -435,7 +435,7 @@ TEST_F(Sessions, CtrlCWhileItReadsKeepsTheRestForLater) {
   EXPECT_EQ(rest["ids"], whole["ids"]);
 }
 
-TEST_F(Sessions, AReaderThatGoesAwayLosesNothing) {
+TEST_F(Sessions, AClosedPipeLosesNothing) {
   const Finished finished =
       program_run(words("run", {"-p", "hello", "-n", "1M", "--ignore-eos", "--session", session}),
                   Program::Output::closed_pipe);
@@ -443,7 +443,7 @@ TEST_F(Sessions, AReaderThatGoesAwayLosesNothing) {
   EXPECT_GT(inspect(session)["tokens"], 0);
 }
 
-/// Files of this process and its children may not grow beyond so much, as on a full disk.
+/// Limits the size of files that this process and its children write, as on a full disk.
 class FileLimit {
  public:
   explicit FileLimit(rlim_t bytes) {

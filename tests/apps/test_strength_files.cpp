@@ -1,4 +1,4 @@
-// Files that are cut short under the program, full disks and folders that may not be written.
+// Files that are cut short while the program runs, full disks and read-only folders.
 
 #include "apps/limited_program.h"
 #include "apps/tiny_model.h"
@@ -19,8 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-/// Whether all it said as an error is one line that holds `part`; what it wrote before may be
-/// there.
+/// Whether its only error is one line that contains `part`; normal output before it is allowed.
 testing::AssertionResult ended_in_one_line(const Finished& finished, int code,
                                            const std::string& part) {
   const std::size_t at = finished.err.find("lca: error: ");
@@ -89,7 +88,7 @@ TEST_F(CutUnderUse, RunGoesOnWhereTheModelIsDeleted) {
 
 // --- where results cannot be written -------------------------------------------------------------
 
-/// Every command that writes a file, with all it reads.
+/// Every command that writes a file, and its inputs.
 class Writing : public testing::Test {
  protected:
   Writing() { model.write(); }

@@ -1,4 +1,4 @@
-// Too little memory: whatever the limit, the program works or says so in one line.
+// Too little memory: whatever the limit, the program works or reports it in one line.
 
 #include "apps/limited_program.h"
 #include "apps/tiny_model.h"
@@ -22,7 +22,7 @@ Finished run_in(std::uint64_t bytes, const Words& words) {
   return program_run_limited(RLIMIT_AS, bytes, words);
 }
 
-/// The least memory, to a quarter of a megabyte, with which it works.
+/// The smallest limit, to a quarter of a megabyte, with which the program works.
 std::uint64_t least_memory(const Words& words) {
   std::uint64_t low = kMegabyte;
   std::uint64_t high = kPlenty;
@@ -92,7 +92,7 @@ TEST_F(LittleMemory, TheRealModelWorksOrSaysSoInOneLine) {
 
 // --- what is available ---------------------------------------------------------------------------
 
-/// Made-up /proc and /sys.
+/// Fake /proc and /sys.
 class MemoryAvailable : public testing::Test {
  protected:
   void file(const std::string& name, const std::string& text) const {
@@ -141,7 +141,7 @@ TEST_F(MemoryAvailable, IsLessInAGroup) {
   EXPECT_EQ(available(), 700);
 }
 
-TEST_F(MemoryAvailable, CountsFilesThatMakeWay) {
+TEST_F(MemoryAvailable, CountsReclaimableFilePages) {
   machine_has(700);
   file("proc/self/cgroup", "0::/\n");
   file("sys/fs/cgroup/memory.max", megabytes(300));
@@ -153,7 +153,7 @@ TEST_F(MemoryAvailable, CountsFilesThatMakeWay) {
   EXPECT_EQ(available(), 300);
 }
 
-TEST_F(MemoryAvailable, IsNeverBelowNothing) {
+TEST_F(MemoryAvailable, IsNeverNegative) {
   machine_has(700);
   file("proc/self/cgroup", "0::/work\n");
   file("sys/fs/cgroup/work/memory.max", megabytes(100));
@@ -161,7 +161,7 @@ TEST_F(MemoryAvailable, IsNeverBelowNothing) {
   EXPECT_EQ(available(), 0);
 }
 
-TEST_F(MemoryAvailable, KnowsTheOlderGroups) {
+TEST_F(MemoryAvailable, ReadsGroupsOfVersion1) {
   machine_has(700);
   file("proc/self/cgroup", "12:cpu,cpuacct:/x\n4:hugetlb,memory:/docker/abc\n0::/\n");
   file("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", megabytes(400));

@@ -1,4 +1,4 @@
-// Commands that let a model speak or read: run, chat, eval perplexity, demo; and Ctrl-C.
+// Commands that run a model on text: run, chat, eval perplexity, demo; and Ctrl-C.
 
 #include "apps/program.h"
 #include "apps/tiny_model.h"
@@ -90,7 +90,7 @@ TEST_F(Talking, TheDocumentComesFirstAndMayBeStandardInput) {
             with({"-p", "x"})["prompt_tokens"]);
 }
 
-TEST_F(Talking, WhatPeopleTypeIsNeverAFlag) {
+TEST_F(Talking, TheTextOfAPromptIsNeverAFlag) {
   for (const char* text : {"- a list", "[a,b]", "--", "%%", "\"quoted\"", "a\nb"}) {
     const Finished finished = program_run(words("run", {"-p", text, "-n", "1"}));
     EXPECT_EQ(finished.code, 0) << text << finished.err;
@@ -112,7 +112,7 @@ TEST_F(Talking, AStopTextEndsTheReplyBeforeIt) {
   const json whole = run_json({"-p", "hello", "-n", "40", "--ignore-eos"});
   const auto text = whole["text"].get<std::string>();
   ASSERT_GT(text.size(), 8u);
-  // A piece of it that is whole characters.
+  // A part of it that consists of whole characters.
   std::size_t at = text.size() / 2;
   while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0x80) != 0) ++at;
   const std::string stop = text.substr(at, 1);
@@ -182,7 +182,7 @@ TEST_F(Talking, RunRefusesWhatIsWrongInOneLine) {
                                                 << finished.out << finished.err;
   }
   EXPECT_NE(program_run(words("run", {})).err.find("-p TEXT"), std::string::npos);
-  // More than the machine has is no mistake of the flags.
+  // More memory than the machine has is not an error of the flags.
   EXPECT_TRUE(program_run(words("run", {"-p", "x", "-n", "1024G", "--method", "dense"}))
                   .failed_in_one_line(1));
 }
@@ -199,7 +199,8 @@ TEST_F(Talking, ChatTakesTurnsFromAPipe) {
   const Words flags = words("chat", {"-n", "5", "--ignore-eos", "--system", "Be kind."});
   const Finished finished = program_run_with(input, flags);
   EXPECT_EQ(finished.code, 0) << finished.err;
-  EXPECT_EQ(finished.out.find("> "), std::string::npos) << "a prompt where nobody types";
+  EXPECT_EQ(finished.out.find("> "), std::string::npos)
+      << "a prompt although input is not a terminal";
   EXPECT_NE(finished.out.find("tokens of 256; cache"), std::string::npos) << finished.out;
   EXPECT_NE(finished.out.find("/reset"), std::string::npos) << finished.out;
   EXPECT_NE(finished.err.find("unknown command /nonsense"), std::string::npos) << finished.err;
@@ -215,7 +216,7 @@ TEST_F(Talking, ChatStartsOverAndLeavesWhenTold) {
   EXPECT_EQ(finished.out.substr(0, half), run({"-p", "hello", "-n", "6", "--ignore-eos"}).out);
 }
 
-TEST_F(Talking, PerplexityIsTheMeanOfNAsksLessOne) {
+TEST_F(Talking, PerplexityIsTheMeanOverAllButTheFirstToken) {
   std::string text;
   for (int i = 0; i < 700; ++i)
     text += "word" + std::to_string(i % 37) + (i % 9 == 0 ? ".\n" : " ");
@@ -311,7 +312,7 @@ TEST_F(Talking, CtrlCLeavesNoHalfOfALogitsFile) {
   EXPECT_EQ(folder.count(), 0u);
 }
 
-TEST_F(Talking, AReaderThatGoesAwayEndsTheReply) {
+TEST_F(Talking, AClosedPipeEndsTheReply) {
   const Finished finished = program_run(words("run", {"-p", "hello", "-n", "1M", "--ignore-eos"}),
                                         Program::Output::closed_pipe);
   EXPECT_EQ(finished.code, 0);

@@ -46,13 +46,13 @@ TEST_F(WeightsFlag, InspectAndPlanAndBenchAgreeOnTheSize) {
   EXPECT_EQ(printed({"inspect", model.path(), "--json"})["weight_bytes"], plain);
 }
 
-TEST_F(WeightsFlag, APackedModelTalks) {
+TEST_F(WeightsFlag, APackedModelGeneratesText) {
   const json reply = printed({"run", model.path(), "-p", "hello", "-n", "3", "--ignore-eos",
                               "--weights", "q8_0", "--json"});
   EXPECT_EQ(reply["tokens"], 3);
 }
 
-TEST_F(WeightsFlag, WhatIsWrongFitsOneLine) {
+TEST_F(WeightsFlag, ErrorsAreOneLine) {
   for (const Words& words :
        {Words{"run", model.path(), "-p", "hello", "--weights", "q5_0"},
         {"run", model.path(), "-p", "hello", "--weights", ""},

@@ -1,6 +1,6 @@
 #pragma once
-/// A checkpoint small enough to be made for every test: two layers, random weights, and a real
-/// tokenizer with a chat template. Tests break what they like before it is written.
+/// A checkpoint small enough to be created for every test: two layers, random weights, and a real
+/// tokenizer with a chat template. Tests may change any part before it is written.
 
 #include "formats/byte_files.h"
 
@@ -23,13 +23,13 @@ class TinyModel {
   nlohmann::ordered_json tokenizer;
   FileBuilder weights;
   std::string chat_template;  ///< ChatML; empty: none is written
-  /// Writes all of it to the folder, over what was there.
+  /// Writes all of it to the folder, replacing earlier files.
   TinyModel& write();
 
   std::string path() const { return folder_.path().string(); }
   std::filesystem::path operator/(std::string_view name) const { return folder_ / name; }
 
-  /// Small numbers that are the same every time.
+  /// Small pseudo-random numbers, always the same.
   static std::vector<double> noise(std::int64_t count, std::uint64_t seed, double size);
 
  private:

@@ -1,4 +1,4 @@
-// The cache of mechanism §7: its size, copies, going back, and the archive.
+// The cache of mechanism §7: its size, copies, truncation, and the archive.
 
 #include <lca/lca.h>
 
@@ -104,7 +104,7 @@ TEST(Cache, PublishedModelsTakeWhatTheSpecSaysAt128K) {
 
 // --- copies ------------------------------------------------------------------------------------
 
-TEST(Cache, ACloneGoesItsOwnWay) {
+TEST(Cache, ACloneIsIndependent) {
   Context context(1);
   for (std::int64_t trial = 0; trial < scaled(30); ++trial) {
     Random random(200 + static_cast<std::uint64_t>(trial));
@@ -121,7 +121,7 @@ TEST(Cache, ACloneGoesItsOwnWay) {
     Feed clone = feed_with(feed, feed.cache.clone());
     EXPECT_EQ(clone.cache.save(), before);
 
-    // The clone goes on with other tokens; the original must not notice, nor the other way round.
+    // The clone continues with other tokens; neither may change the other.
     Feed astray(layer, others);
     astray.cache = feed.cache.clone();
     astray.position = feed.position;
@@ -131,7 +131,7 @@ TEST(Cache, ACloneGoesItsOwnWay) {
   }
 }
 
-// --- going back --------------------------------------------------------------------------------
+// --- truncation --------------------------------------------------------------------------------
 
 // The shortest prefix whose window is still whole: no token of it has been dropped since.
 std::int64_t shortest_whole_prefix(const LayerSpec& spec, std::int64_t n) {
@@ -156,7 +156,7 @@ TEST(Cache, TruncatedToAPrefixItContinuesAsIfItHadNeverGoneFurther) {
 
     const std::int64_t floor = shortest_whole_prefix(spec, n);
     for (std::int64_t length : {floor, (floor + n) / 2, n}) {
-      // Both read `length` tokens; one then reads others, and forgets them.
+      // Both read `length` tokens; one then reads more, and is truncated again.
       Feed straight(layer, tokens);
       Feed astray(layer, others);
       if (length > 0) feed_forward(context, straight, length);
@@ -194,11 +194,11 @@ TEST(Cache, APrefixWhoseWindowIsGoneOrThatWasNeverReadIsRefused) {
     for (std::int64_t length : {floor - 1, n + 1, std::int64_t{-1}}) {
       EXPECT_THROW(feed.cache.truncate(length), Error) << "length=" << length;
     }
-    EXPECT_EQ(feed.cache.save(), before);  // a refusal changes nothing
+    EXPECT_EQ(feed.cache.save(), before);  // a failed call changes nothing
   }
 }
 
-TEST(Cache, ThePromptModeNeverGoesBack) {
+TEST(Cache, PromptModeCannotBeTruncated) {
   Context context(1);
   Random random(8);
   LayerSpec spec;
@@ -218,7 +218,7 @@ TEST(Cache, ThePromptModeNeverGoesBack) {
 
 // --- the archive -------------------------------------------------------------------------------
 
-// Keeps copies of the rows it is given, and counts how often.
+// Keeps copies of the rows it receives, and counts them.
 class Recorder : public Archive {
  public:
   struct Group {

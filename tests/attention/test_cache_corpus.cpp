@@ -1,5 +1,5 @@
 // The seeds of the cache fuzzer. They are committed; with LCA_WRITE_CORPUS=1 in the environment
-// this test writes them again, which is due whenever the format of saved caches changes.
+// this test rewrites them, which is needed whenever the format of saved caches changes.
 
 #include <lca/lca.h>
 

@@ -1,4 +1,4 @@
-// Saving and loading a cache: what comes back is the same cache, and hostile bytes are refused.
+// Saving and loading a cache: a loaded cache is the same cache, and hostile bytes are refused.
 
 #include <lca/lca.h>
 
@@ -166,7 +166,7 @@ TEST(CacheStream, AForgedStreamWithARightChecksumIsRefusedOrUsableAndNeverCrashe
       try_it({stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(length)});
     }
   }
-  EXPECT_GT(accepted, 0);  // changed values are values
+  EXPECT_GT(accepted, 0);  // changed values are valid
   EXPECT_GT(refused, 0);
 }
 
@@ -184,7 +184,7 @@ TEST(CacheStream, AMarkOfAnotherLengthThanItsBytesIsRefused) {
       EXPECT_THROW(cache_mark_load(longer, whole), Error) << more << " bytes too many";
     }
     const Cache empty(whole.spec());
-    EXPECT_THROW(cache_mark_load(mark, empty), Error) << "it never came so far";
+    EXPECT_THROW(cache_mark_load(mark, empty), Error) << "the cache is shorter than the mark";
   }
 }
 

@@ -1,5 +1,5 @@
 // Which tiles a decode step on the GPU reads: everything a query sees, once, from the right row.
-// The same numbers as the kernel works with; no GPU is needed for them.
+// Tests the kernel's index computations; no GPU is needed.
 
 #include <gtest/gtest.h>
 
@@ -115,7 +115,7 @@ TEST(DecodePlace, ABlockOfEverySizeReadsItsTilesOnce) {
   }
 }
 
-TEST(DecodePlace, TheModelsWindowAroundEveryTurnOfTheRing) {
+TEST(DecodePlace, TheWindowOfModelsAroundEveryWrapOfTheRing) {
   // g 16, w 1024: two groups' worth of lengths, and the ring's first end.
   for (int length : {0, 1, 15, 1023, 1024, 1038, 1039, 1040, 131072}) {
     for (int more = 0; more < 34; ++more) {
@@ -129,7 +129,7 @@ TEST(DecodePlace, TheModelsWindowAroundEveryTurnOfTheRing) {
   }
 }
 
-TEST(DecodePlace, NoBlockHasMoreTilesThanItMust) {
+TEST(DecodePlace, NoBlockHasMoreTilesThanNecessary) {
   for (int blocks : {1, 2, 7, 80, 200}) {
     const Layout32 layout;
     const Place at(layout, 131072 + 5, 1040);

@@ -42,8 +42,8 @@ Manner random_manner(Random& random) {
   return {.poison = true, .trim_queries = random.chance(0.5), .attend_chunks = random.chance(0.5)};
 }
 
-// What a test met: the largest error, and near ties, which are excluded by redrawing and must be
-// rare all the same (mechanism §3).
+// Statistics of a test: the largest error, and near ties, which are excluded by redrawing and must
+// be rare (mechanism §3).
 struct Tally {
   struct OfType {
     NearTies ties;
@@ -111,8 +111,8 @@ TEST(Differential, TheFastPathAgreesWithTheReferenceOnRandomConfigurations) {
 }
 
 TEST(Differential, TheFastPathAgreesWithTheReferenceAcrossTilesAndBlocks) {
-  // Widths of real models and lengths of several query tiles and key blocks, with few heads to
-  // keep the reference affordable.
+  // Widths of real models and lengths of several query tiles and key blocks, with few heads to keep
+  // the reference fast.
   const std::array shapes{
       AttentionShape::mla(2, 128, 64, 512, 128), AttentionShape::mla(2, 64, 32, 256, 64),
       AttentionShape::mla(1, 96, 48, 320, 80),   AttentionShape::gqa(2, 1, 128, 128),

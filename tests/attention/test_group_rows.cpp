@@ -23,14 +23,14 @@ void write(GroupRows& rows, std::int64_t from, std::int64_t tag) {
   }
 }
 
-/// Adds `count` rows that say who wrote them.
+/// Appends `count` rows that hold `tag`.
 void extend(GroupRows& rows, std::int64_t count, std::int64_t tag) {
   const std::int64_t before = rows.rows();
   rows.grow(count);
   write(rows, before, tag);
 }
 
-/// Whether rows [begin, end) are those that `tag` wrote.
+/// Whether rows [begin, end) hold `tag`.
 bool holds(const GroupRows& rows, std::int64_t begin, std::int64_t end, std::int64_t tag) {
   for (std::int64_t j = begin; j < end; ++j) {
     const std::int64_t value = tag * 1'000'000 + j;
@@ -104,14 +104,14 @@ TEST(GroupRows, WhatIsTakenBackIsUsedAgain) {
     EXPECT_EQ(rows.capacity_bytes(), capacity) << more;
   }
   extend(rows, 50, 3);
-  EXPECT_EQ(rows.capacity_bytes(), capacity) << "the page had room for them";
+  EXPECT_EQ(rows.capacity_bytes(), capacity) << "the page had free slots for them";
   EXPECT_TRUE(holds(rows, 0, 300, 1));
   EXPECT_TRUE(holds(rows, 300, 350, 3));
   rows.take_back(0);
   EXPECT_EQ(rows.capacity_bytes(), 0U);
 }
 
-// A fork that ends inside a page and takes its rows back leaves the page to its original.
+// A fork that ends inside a page and removes its rows leaves the page to the original.
 TEST(GroupRows, TakingBackInAForkLeavesTheOriginalAlone) {
   GroupRows one(kBytes);
   extend(one, 40, 1);

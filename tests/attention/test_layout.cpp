@@ -1,5 +1,6 @@
-// The index law against a second reading of mechanism §2: a sequence that grows token by token, a
-// sink that fills first, and a buffer that gives up its oldest g tokens when it holds w + g.
+// The index law against a second implementation of mechanism §2: a sequence that grows token by
+// token, a sink that fills first, and a buffer that releases its oldest g tokens when it holds w +
+// g.
 
 #include "attention/layout.h"
 
@@ -72,7 +73,7 @@ Positions positions(const Range& range) {
   return all;
 }
 
-// Calls `check` for every small layout, and says which one failed.
+// Calls `check` for every small layout, and reports which one failed.
 template <typename Check>
 void for_all(Check&& check) {
   for (MethodKind method : {MethodKind::lca, MethodKind::dense, MethodKind::window}) {
@@ -117,7 +118,7 @@ TEST(Layout, EveryPositionIsInTheSinkInOneGroupOrInTheWindow) {
       mark(visible.window, kWindow);
       for (std::int64_t j = 0; j < visible.groups; ++j) mark(layout.group_range(j), j);
       ASSERT_EQ(place, grown.place[static_cast<std::size_t>(n)]) << "n=" << n;
-      // As many marks as marked positions: none was marked twice.
+      // As many entries as positions: none was set twice.
       const auto forgotten = std::count(place.begin(), place.end(), kForgotten);
       ASSERT_EQ(put, n - forgotten) << "n=" << n;
       if (layout.method != MethodKind::window) {
@@ -182,14 +183,14 @@ TEST(Layout, AStepAfterAPrefillSeesWhatTheQueryAtThatPositionSees) {
       ASSERT_LE(step.groups - layout.groups(n), 1);
       for (std::int64_t i = 0; i <= n; ++i) {
         const std::int64_t before = kept[static_cast<std::size_t>(i)];
-        // What the step sees exactly, the prefill must have kept exactly.
+        // Tokens that the step sees exactly must be exact after the prefill.
         if (step.sink.contains(i)) {
           ASSERT_EQ(before, kSink);
         }
         if (step.window.contains(i)) {
           ASSERT_EQ(before, kWindow);
         }
-        // What was condensed already stays in its group.
+        // Tokens that are condensed stay in their group.
         if (before >= 0) {
           ASSERT_TRUE(layout.group_range(before).contains(i) && before < step.groups);
         }
@@ -203,7 +204,7 @@ TEST(Layout, AGroupIsScoredByTheLastQueriesAtItsExitOrAtThePromptsEnd) {
     for (std::size_t j = 0; j < grown.exit.size(); ++j) {
       // Prompt 0 is `streaming`: no prompt ends after the exit.
       for (std::int64_t prompt = 0; prompt <= kTokens; ++prompt) {
-        Positions asked;  // all queries there are when the group is condensed
+        Positions asked;  // all queries that exist when the group is condensed
         for (std::int64_t t = 0; t < std::max(grown.exit[j] + 1, prompt); ++t) asked.push_back(t);
         while (static_cast<std::int64_t>(asked.size()) > layout.summary_queries) {
           asked.erase(asked.begin());

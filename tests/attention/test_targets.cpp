@@ -1,5 +1,5 @@
-// The kernels are compiled once for each instruction set and pick one at run time; here every one
-// this processor can run is picked in turn.
+// The kernels are compiled once for each instruction set and dispatched at run time; these tests
+// run every one that this processor supports.
 
 // Before Highway, so that both mean the same instruction sets.
 #include "ops/cpu/simd_targets.h"
@@ -18,7 +18,7 @@
 namespace lca::test {
 namespace {
 
-// Restricts dispatch to one instruction set for as long as it lives.
+// Restricts dispatch to one instruction set during its lifetime.
 class OneTarget {
  public:
   explicit OneTarget(std::int64_t target) { choose(target); }

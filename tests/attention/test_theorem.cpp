@@ -145,7 +145,8 @@ TEST_P(Theorem, HoldsWithMassCountOnAdversarialInputs) {
   }
 }
 
-// Two tokens of the window against a group of 16, all at logit 0. Values say whose mass it is.
+// Two tokens of the window against a group of 16, all at logit 0. The values show the probability
+// of each.
 struct Counterexample {
   LayerSpec spec;
   Tokens tokens;
@@ -190,7 +191,7 @@ TEST_P(Theorem, FailsWithoutMassBecauseAGroupOfEqualTokensThenWeighsAsOne) {
 }
 
 TEST_P(Theorem, IsNotNeededAtTheSummaryQueryWhereMassScoreKeepsTheDenseMass) {
-  // One head and one summary query: the query that scores the last group is the one that asks.
+  // One head and one summary query: the query that scores the last group is the one that attends.
   const Engine& engine = GetParam();
   Random random(18);
   for (Pool pool : kPools) {

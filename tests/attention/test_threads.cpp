@@ -69,8 +69,8 @@ TEST_P(Threads, AnyNumberOfThemGivesTheSameBits) {
 }
 
 TEST_P(Threads, AContextUsedAgainGivesTheSameBits) {
-  // What an earlier call left in the scratch memory, or which worker took which task, must not
-  // show.
+  // The result must not depend on what an earlier call left in scratch memory, or on which worker
+  // ran which task.
   Random random(42);
   const LayerSpec spec = spec_of(GetParam());
   const Layer layer = random_layer(spec, random);

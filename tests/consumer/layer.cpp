@@ -22,7 +22,7 @@ constexpr std::int64_t kPrompt = 90, kLength = 100;
 constexpr std::int64_t kGroup = 4, kWindow = 16, kSink = 3, kSummary = 4;
 constexpr std::int64_t kHeads = 4;
 
-/// Unequal numbers between −1 and 1.
+/// Pseudo-random numbers between −1 and 1.
 std::vector<float> noise(std::int64_t count, std::uint32_t seed) {
   std::vector<float> values;
   for (std::int64_t i = 0; i < count; ++i) {

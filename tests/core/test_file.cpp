@@ -21,7 +21,7 @@ using test::read_file;
 using test::ScratchFolder;
 using test::write_file;
 
-/// Root may do everything, so a test about permissions is somebody else while it runs.
+/// Permissions do not apply to root, so a test of them runs as another user.
 class Unprivileged {
  public:
   Unprivileged() : changed_(::geteuid() == 0 && ::seteuid(65534) == 0) {}
@@ -93,7 +93,7 @@ TEST(MappedFile, NamesAFileThatMayNotBeRead) {
   ASSERT_EQ(::chmod((folder / "secret").c_str(), 0), 0);
   ASSERT_EQ(::chmod(folder.path().c_str(), 0755), 0);
   const Unprivileged user;
-  if (!user.is_so()) GTEST_SKIP() << "root may read everything";
+  if (!user.is_so()) GTEST_SKIP() << "root can read everything";
   expect_error([&] { MappedFile file(folder / "secret"); }, {"secret: Permission denied"});
 }
 
@@ -197,7 +197,7 @@ TEST(FileWriter, SaysBadInputWhereTheFolderMayNotBeWritten) {
   const ScratchFolder folder;
   ASSERT_EQ(::chmod(folder.path().c_str(), 0555), 0);
   const Unprivileged user;
-  if (!user.is_so()) GTEST_SKIP() << "root may write everywhere";
+  if (!user.is_so()) GTEST_SKIP() << "root can write everywhere";
   expect_error([&] { FileWriter writer(folder / "out"); }, {"out", "Permission denied"});
 }
 
@@ -292,7 +292,7 @@ TEST(FileWriter, KeepsTheModeOfAFileItReplaces) {
 }
 
 TEST(FileWriter, KeepsTheOwnerAndGroupOfAFileItReplaces) {
-  if (::geteuid() != 0) GTEST_SKIP() << "only root may give files away";
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can change the owner of files";
   const ScratchFolder folder;
   const auto path = folder / "out";
   write_file(path, "old");
@@ -307,7 +307,7 @@ TEST(FileWriter, KeepsTheOwnerAndGroupOfAFileItReplaces) {
 }
 
 TEST(FileWriter, GivesAnotherGroupNothingWhereTheOldOneCannotBeKept) {
-  if (::geteuid() != 0) GTEST_SKIP() << "only root may become somebody else";
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can change its user";
   const ScratchFolder folder;
   ASSERT_EQ(::chmod(folder.path().c_str(), 0777), 0);
   const auto path = folder / "out";

@@ -38,7 +38,7 @@ void cut(const std::filesystem::path& path, std::size_t bytes) {
   ASSERT_EQ(::truncate(path.c_str(), static_cast<off_t>(bytes)), 0);
 }
 
-/// Bytes that are one among those from `first` on.
+/// How many bytes from `first` on are one.
 std::size_t count_ones(const MappedFile& file, std::size_t first = 0) {
   std::size_t count = 0;
   for (const std::byte byte : file.bytes().subspan(first)) count += byte == std::byte{1} ? 1 : 0;
@@ -74,7 +74,7 @@ TEST(MappedGuard, StaysLostWhereTheFileGrowsBack) {
   EXPECT_TRUE(MappedFile(path).intact());
 }
 
-// The kernel gives zeros for the rest of a file's last page, and no signal.
+// The rest of a file's last page reads as zeros, without a signal.
 TEST(MappedGuard, NoticesACutInsideTheLastPage) {
   const ScratchFolder folder;
   write_file(folder / "short", "some text");
@@ -191,11 +191,11 @@ TEST(ThreadsMappedGuard, FilesComeAndGoWhileOthersAreCut) {
   EXPECT_EQ(wrong, 0);
 }
 
-/// Reads a page that is not there and that nobody guards.
+/// Reads a mapped page beyond the end of a file that is not guarded.
 void fault_elsewhere(const ScratchFolder& folder) {
   const int file = ::open(ones(folder, "unguarded").c_str(), O_RDONLY);
   void* memory = ::mmap(nullptr, kPages * page(), PROT_READ, MAP_PRIVATE, file, 0);
-  if (memory == MAP_FAILED || ::ftruncate(file, 0) == 0) std::_Exit(3);  // opened to be read
+  if (memory == MAP_FAILED || ::ftruncate(file, 0) == 0) std::_Exit(3);  // read-only
   if (::truncate((folder / "unguarded").c_str(), 0) != 0) std::_Exit(4);
   std::_Exit(static_cast<volatile const char*>(memory)[0] == 0 ? 5 : 6);
 }
@@ -227,7 +227,7 @@ TEST_F(MappedGuardDeath, ASignalThatIsSentStillKills) {
   EXPECT_EXIT(work(), testing::KilledBySignal(SIGBUS), "");
 }
 
-TEST_F(MappedGuardDeath, FaultsElsewhereGoToTheHandlerThatWasThere) {
+TEST_F(MappedGuardDeath, FaultsElsewhereGoToTheEarlierHandler) {
   const ScratchFolder folder;
   const auto work = [&] {
     struct sigaction action {};
@@ -242,7 +242,7 @@ TEST_F(MappedGuardDeath, FaultsElsewhereGoToTheHandlerThatWasThere) {
   EXPECT_EXIT(work(), testing::ExitedWithCode(40), "");
 }
 
-TEST_F(MappedGuardDeath, TheHandlerThatWasThereIsToldWhere) {
+TEST_F(MappedGuardDeath, TheEarlierHandlerReceivesTheAddress) {
   const ScratchFolder folder;
   const auto work = [&] {
     struct sigaction action {};

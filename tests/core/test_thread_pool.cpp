@@ -1,4 +1,4 @@
-// The pool where the system has no more threads to give, or tasks throw.
+// The thread pool when the system is out of threads, or tasks throw.
 
 #include "core/threads.h"
 
@@ -19,7 +19,7 @@
 namespace lca {
 namespace {
 
-/// Bytes of addresses this process has.
+/// Bytes of address space that this process uses.
 std::size_t address_bytes() {
   std::ifstream file("/proc/self/status");
   for (std::string line; std::getline(file, line);) {
@@ -31,7 +31,7 @@ std::size_t address_bytes() {
 TEST(ThreadPoolDeath, WorksWithTheThreadsItGets) {
   if (test::kSanitized) GTEST_SKIP() << "the sanitizers reserve too many addresses for a limit";
   const auto work = [] {
-    // Room for some stacks of 8 MiB, not for 63.
+    // Enough for some stacks of 8 MiB, not for 63.
     const std::size_t limit = address_bytes() + (std::size_t{100} << 20);
     const rlimit little{limit, limit};
     if (::setrlimit(RLIMIT_AS, &little) != 0) std::_Exit(1);

@@ -1,6 +1,6 @@
 #pragma once
-/// A whole layer on the GPU against the reference: what a sequence meets on its way, and how the
-/// results are compared. All inputs are bf16 to the bit on both sides.
+/// A whole layer on the GPU against the reference: feeding a sequence, and comparing the results.
+/// All inputs are the same bf16 values on both sides.
 ///
 /// What is allowed: ‖Δout‖ ≤ 5e-3·‖out‖ (rebuilt keys, absorbed queries, softmax weights, latents
 /// and outputs are all rounded to bf16 on the way; more where widths are so small that no sum evens
@@ -74,7 +74,7 @@ struct HostGroups {
   }
 };
 
-// One sequence on its way through a layer on the GPU.
+// One sequence that is fed to a layer on the GPU.
 struct Path {
   Tokens tokens;
   reference::Result expected;
@@ -104,7 +104,7 @@ inline bool margin_is_below(const reference::Result& result, std::size_t i, doub
   return result.rep_margin[i] < width * std::max(1.0, std::abs(result.rep_top[i]));
 }
 
-// Tokens and the truth about them, without near ties where they can be had.
+// Tokens and their reference results, without near ties if possible.
 inline Path path_make(const Layer& layer, std::int64_t prompt, std::int64_t count, Random& random) {
   constexpr int kMostDraws = 40;
   Path path;

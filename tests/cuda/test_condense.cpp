@@ -67,7 +67,7 @@ void condense_check(const CondenseCase& c, std::uint64_t seed, std::int64_t& nea
     repeat(semantic, kv_heads * d_s);
     repeat(positional, kv_heads * d_p);
   }
-  // Rows after the last group are another's: NaN, in case they are read.
+  // Rows after the last group do not belong to it: NaN, in case they are read.
   const auto spare = [&](std::vector<bf16> rows, std::int64_t width) {
     rows.insert(rows.end(), at(2 * kv_heads * width), bf16_of(kNan));
     return DeviceArray<bf16>(rows);

@@ -1,5 +1,5 @@
-// Caches between the GPU and the host: what goes there and back is the same, and a sequence goes on
-// on the other device as if it had been there from the start.
+// Caches exchanged between the GPU and the host: a round trip changes nothing, and a sequence
+// continues on the other device as if it had been there from the start.
 
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ void run_cpu(const Layer& layer, Path& path, Cache& cache, std::int64_t count, b
   }
 }
 
-TEST(CudaExchange, ACacheComesBackAsItWent) {
+TEST(CudaExchange, ARoundTripChangesNothing) {
   LCA_NEEDS_GPU();
   std::uint64_t seed = 8100;
   for (const MethodKind method : {MethodKind::lca, MethodKind::dense, MethodKind::window}) {
@@ -88,7 +88,7 @@ TEST(CudaExchange, ACacheComesBackAsItWent) {
   }
 }
 
-TEST(CudaExchange, ASequenceGoesOnWithoutNoticing) {
+TEST(CudaExchange, ASequenceContinuesAfterARoundTrip) {
   LCA_NEEDS_GPU();
   std::uint64_t seed = 8200;
   Tally tally{.tolerance = 7e-3};
@@ -115,7 +115,7 @@ TEST(CudaExchange, ASequenceGoesOnWithoutNoticing) {
   finish(tally);
 }
 
-TEST(CudaExchange, TheOtherDeviceGoesOnWithIt) {
+TEST(CudaExchange, TheOtherDeviceContinuesTheSequence) {
   LCA_NEEDS_GPU();
   std::uint64_t seed = 8300;
   Tally tally{.tolerance = 7e-3};

@@ -201,7 +201,7 @@ TEST(CudaProduct, ACapturedProductOutlivesTheThreadThatCapturedIt) {
     cuda::check(cudaGraphInstantiate(&replay, graph, 0), "a graph");
     cudaGraphDestroy(graph);
   }).join();
-  // What the thread had allocated, had it, would be someone else's by now.
+  // Memory allocated by the thread, if any, would have been reused by now.
   const cuda::Buffer other(cuda::Products::kScratchBytes);
   cuda::check(cudaMemset(other.as<void>(), 0xff, other.bytes()), "poison");
   cuda::check(cudaDeviceSynchronize(), "poison");

@@ -1,5 +1,5 @@
 #pragma once
-/// A tokenizer of bytes and special tokens, and nothing that merges: ids are easy to predict.
+/// A tokenizer of bytes and special tokens without merges: ids are easy to predict.
 
 #include "formats/tokenizer/tokenizer_load.h"
 
@@ -16,7 +16,7 @@ inline std::string utf8_of(int code) {
   return {static_cast<char>(0xc0 | (code >> 6)), static_cast<char>(0x80 | (code & 0x3f))};
 }
 
-/// How byte-level BPE spells each byte: printable ones as they are, the rest from U+0100 on.
+/// How byte-level BPE writes each byte: printable ones as they are, the rest from U+0100 on.
 inline std::vector<std::string> byte_spellings() {
   std::vector<std::string> spellings;
   int next = 256;
@@ -34,7 +34,7 @@ inline Tokenizer byte_tokenizer(const std::vector<std::string>& special,
                                 std::int64_t type = 3) {
   std::vector<std::string> spellings = byte_spellings();
   spellings.insert(spellings.end(), special.begin(), special.end());
-  // There has to be a merge: one of two bytes that no UTF-8 text holds.
+  // A merge is required: one of two bytes that occur in no UTF-8 text.
   const std::string merge = spellings[0xfe] + " " + spellings[0xff];
   spellings.push_back(spellings[0xfe] + spellings[0xff]);
   GgufTokenizer tables;

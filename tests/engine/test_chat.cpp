@@ -140,7 +140,7 @@ TEST(ChatTemplate, GivesTheIdsOfTheTemplatesText) {
     for (const ChatCase& sample : style.cases) {
       const Ids ids = writer.prompt(sample.messages);
       EXPECT_EQ(tokenizer.decode(ids, true), sample.text) << style.name << ": " << sample.name;
-      // Words such as <think> in a message are text, unlike those of the format.
+      // Marks such as <think> in a message are text, unlike those of the format.
       if (sample.name == "a thought") continue;
       EXPECT_EQ(ids, tokenizer.encode(sample.text)) << style.name << ": " << sample.name;
     }
@@ -172,7 +172,7 @@ TEST(ChatTemplate, TheNextTurnContinuesWhereThePromptLeftOff) {
   }
 }
 
-/// Ids that are no bytes.
+/// Ids that are not bytes.
 Ids marks_of(const Ids& ids) {
   Ids found;
   std::ranges::copy_if(ids, std::back_inserter(found), [](auto id) { return id >= 256; });
@@ -183,7 +183,7 @@ void expect_text_stays_text(const ChatStyleCases& style, std::int64_t type) {
   SCOPED_TRACE(style.name);
   const Tokenizer tokenizer = byte_tokenizer(kSpecial, style.begin, style.end, type);
   const ChatTemplate writer(tokenizer, style.format, style.chat_template);
-  // Only what the format uses: other tokens cannot end a turn.
+  // Only tokens of the format: others cannot end a chat turn.
   const std::vector<ChatMessage> calm = {
       {Role::system, "s"}, {Role::user, "u"}, {Role::assistant, "a"}, {Role::user, "v"}};
   const Ids expected = marks_of(writer.prompt(calm));
@@ -205,15 +205,15 @@ void expect_text_stays_text(const ChatStyleCases& style, std::int64_t type) {
   EXPECT_NE(tokenizer.decode(next, true).find(evil), std::string::npos);
 }
 
-TEST(ChatTemplate, NobodyCanEndATurnByWritingTheToken) {
+TEST(ChatTemplate, AMessageCannotEndItsTurnBySpellingTheToken) {
   for (const ChatStyleCases& style : chat_style_cases()) expect_text_stays_text(style, 3);
 }
 
-TEST(ChatTemplate, NotEvenWhereTheCheckpointDoesNotCallTheTokenSpecial) {
+TEST(ChatTemplate, AMessageCannotEndItsTurnWhereTheTokenIsNotDeclaredSpecial) {
   for (const ChatStyleCases& style : chat_style_cases()) expect_text_stays_text(style, 4);
 }
 
-TEST(ChatTemplate, KnowsWhatEndsAReply) {
+TEST(ChatTemplate, FindsTheTokensThatEndAReply) {
   const Tokenizer tokenizer = byte_tokenizer(kSpecial, "<s>", "</s>");
   const auto ends = [&](ChatFormat format) {
     return ChatTemplate(tokenizer, format, "").end_tokens();

@@ -1,5 +1,5 @@
-// Memory over a long life: ten thousand decoded tokens, hundreds of sessions. scripts/memcheck.sh
-// runs the suite Flat under valgrind too.
+// Memory of a long-running process: ten thousand decoded tokens, hundreds of sessions.
+// scripts/memcheck.sh runs the suite Flat under valgrind too.
 
 #include <lca/session.h>
 
@@ -20,11 +20,11 @@
 namespace lca::test {
 namespace {
 
-// Sanitizers are slow and count no bytes; they look for leaks and wrong accesses all the same.
+// Sanitizers are slow and count no bytes; they still find leaks and invalid accesses.
 constexpr std::int64_t kTokens = kSanitized ? 1000 : 10000;
 constexpr int kSessions = 200;
 
-/// Groups of the usual size, so that pages of representatives fill as they do in a long life.
+/// Groups of the usual size, so that pages of representatives fill as in long sessions.
 Settings flat_settings(MethodKind method) {
   Settings settings = small_settings(method);
   settings.group = 16;
@@ -41,7 +41,7 @@ SessionOptions options_of(const Settings& settings) {
 
 class Flat : public testing::TestWithParam<const char*> {};
 
-/// Valgrind runs one thread at a time, and waits for the others' turns: there one is enough.
+/// Valgrind runs one thread at a time, so that one is enough there.
 int threads() {
   const char* set = std::getenv("LCA_FLAT_THREADS");
   return set == nullptr ? 2 : std::atoi(set);
@@ -55,7 +55,7 @@ void decode_to(Session& session, std::int64_t length) {
   }
 }
 
-// A buffer that is full doubles: it holds at most twice what is in it, as does the list of tokens.
+// A full buffer doubles: its capacity is at most twice its contents, as is that of the token list.
 TEST_P(Flat, TenThousandTokensTakeWhatTheLawSaysAndNoMore) {
   const auto model = GoldenModel(GetParam()).load();
   for (const MethodKind method : {MethodKind::lca, MethodKind::window}) {
@@ -85,7 +85,7 @@ TEST_P(Flat, TwoHundredSessionsLeaveNothingBehind) {
   const auto tokens = some_tokens(60, model->info().vocabulary);
   std::int64_t before = 0;
   for (int i = 0; i < kSessions; ++i) {
-    if (i == 20) before = allocated_bytes();  // what is made once is there
+    if (i == 20) before = allocated_bytes();  // one-time allocations are done
     Session session(model, context,
                     options_of(flat_settings(i % 2 == 0 ? MethodKind::lca : MethodKind::dense)));
     session.prefill(std::span(tokens).first(40 + static_cast<std::size_t>(i % 5)));
@@ -93,7 +93,7 @@ TEST_P(Flat, TwoHundredSessionsLeaveNothingBehind) {
   }
   const std::int64_t grown = allocated_bytes() - before;
   std::cout << GetParam() << ": " << grown << " bytes more after " << kSessions << " sessions\n";
-  // Threads finish their first job at their own time: a little may come late, but no session's.
+  // Threads may finish their first job late and allocate a little then, but less than a session.
   EXPECT_LE(grown, 4096);
 }
 
@@ -133,7 +133,7 @@ TEST_P(Flat, ADecodeStepAllocatesNothing) {
     std::cout << GetParam() << (precision == Precision::f32 ? " f32" : " automatic")
               << ": allocations per step, median " << counts[counts.size() / 2] << ", most "
               << counts.back() << "\n";
-    // But for the few steps in which a full buffer doubles.
+    // Except for the few steps in which a full buffer doubles.
     EXPECT_EQ(counts[counts.size() * 9 / 10], 0);
   }
 }

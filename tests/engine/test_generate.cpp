@@ -40,7 +40,7 @@ TEST(StopFilter, AnEmptyStopStringIsRefused) {
   expect_error([] { StopFilter({"a", ""}); }, {"stop string is empty"});
 }
 
-TEST(StopFilter, HoldsBackOnlyWhatMayBecomeAStopString) {
+TEST(StopFilter, WithholdsOnlyWhatMayBecomeAStopString) {
   StopFilter filter({"\nUser:"});
   EXPECT_EQ(filter.push("Yes.\nUs"), "Yes.");
   EXPECT_EQ(filter.push("eful"), "\nUseful");
@@ -99,7 +99,7 @@ TEST(StopFilter, TheAnswerDoesNotDependOnHowTheTextIsCut) {
 
 // --- the loop -----------------------------------------------------------------------------------
 
-/// A model that says what it was told to.
+/// A model that generates given tokens.
 class Script {
  public:
   explicit Script(std::string_view text) {
@@ -187,14 +187,14 @@ TEST_F(Generate, AStopStringEndsTheTextButItsTokensAreTaken) {
   EXPECT_EQ(script.taken, result.tokens);
 }
 
-TEST_F(Generate, WhatWasHeldBackComesWhenNothingFollows) {
+TEST_F(Generate, WithheldTextIsEmittedAtTheEnd) {
   Script script("Yes.\nUs");
   script.then(kEnd);
   EXPECT_EQ(run(script, {.stops = {"\nUser:"}, .end_tokens = {kEnd}}).text, "Yes.\nUs");
   EXPECT_EQ(shown, "Yes.\nUs");
 }
 
-TEST_F(Generate, CharactersAreShownWhole) {
+TEST_F(Generate, CharactersAreEmittedWhole) {
   Script script("é!");
   std::vector<std::string> pieces;
   generate_steps(script.steps(), tokenizer, {.max_tokens = 3}, [&](std::string_view text) {
@@ -230,7 +230,7 @@ TEST_F(Generate, AReplyInTwoPiecesIsTheReplyInOne) {
   }
 }
 
-TEST_F(Generate, WhoGoesOnAfterAStopStringMeansWhatComesBehindIt) {
+TEST_F(Generate, AReplyResumedAfterAStopStringSearchesOnlyNewText) {
   Script script("a.b.");
   const std::vector<std::int32_t> said = {'x', '.'};
   GenerateSteps steps = script.steps();
@@ -238,7 +238,7 @@ TEST_F(Generate, WhoGoesOnAfterAStopStringMeansWhatComesBehindIt) {
   EXPECT_EQ(generate_steps(steps, tokenizer, {.max_tokens = 4, .stops = {"."}}).text, "a");
 }
 
-TEST_F(Generate, TheListenerCanCancelAfterAnyToken) {
+TEST_F(Generate, TheCallbackCanCancelAfterAnyToken) {
   Script script("Hello");
   cancel_at = 2;
   const Generated result = run(script, {});
@@ -247,7 +247,7 @@ TEST_F(Generate, TheListenerCanCancelAfterAnyToken) {
   EXPECT_EQ(script.taken, result.tokens);
 }
 
-TEST_F(Generate, SpecialTokensAreShownOnlyWhenAskedFor) {
+TEST_F(Generate, SpecialTokensAreEmittedOnlyOnRequest) {
   Script script("a");
   script.then(257);
   EXPECT_EQ(run(script, {.max_tokens = 2}).text, "a");
@@ -255,7 +255,7 @@ TEST_F(Generate, SpecialTokensAreShownOnlyWhenAskedFor) {
   EXPECT_EQ(run(script, {.max_tokens = 2, .with_special = true}).text, "a<mark>");
 }
 
-TEST_F(Generate, NobodyNeedsToListen) {
+TEST_F(Generate, TheCallbackIsOptional) {
   Script script("ab");
   EXPECT_EQ(generate_steps(script.steps(), tokenizer, {.max_tokens = 2}).text, "ab");
 }

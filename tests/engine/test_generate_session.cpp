@@ -1,4 +1,4 @@
-// `generate` on real sessions: what is streamed, counts, log-probabilities, the hook.
+// `generate` on real sessions: streamed pieces, counts, log-probabilities, the hook.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-/// Natural logs of the softmax of `logits`, the plain way, in double.
+/// Log-softmax of `logits`, computed directly in double.
 std::vector<double> log_softmax(std::span<const float> logits) {
   double sum = 0;
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
@@ -204,8 +204,8 @@ TEST(GenerateSession, PromptTokensHaveLogProbabilitiesTooButTheFirstOfASession) 
   }
 }
 
-// The same numbers token by token: what a position's logits are about is the next token.
-TEST(GenerateSession, ASessionThatHoldsTokensKnowsTheFirstOfTheNextPromptToo) {
+// The same numbers token by token: the logits of a position predict the next token.
+TEST(GenerateSession, TheFirstTokenOfALaterPromptHasALogProbabilityToo) {
   Bench bench("qwen2");
   const auto all = bench.tokens(40);
   Session session = bench.session({small_settings()});

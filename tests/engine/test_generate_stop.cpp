@@ -1,4 +1,4 @@
-// `generate` that is stopped on the way, and several replies beside each other.
+// Stopping `generate`, and several replies at the same time.
 
 #include <gtest/gtest.h>
 

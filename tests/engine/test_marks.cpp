@@ -1,4 +1,4 @@
-// Marks: positions a session can return to, for the price of its window.
+// Marks: positions a session can return to, at the cost of a copy of its window.
 
 #include <gtest/gtest.h>
 
@@ -108,7 +108,7 @@ TEST(Marks, TheOldestIsDroppedForANewOne) {
   for (int i = 0; i < 5; ++i) {
     session.prefill(bench.tokens(10, 1));
     session.mark();
-    session.mark();  // once is enough
+    session.mark();  // marking again has no effect
   }
   EXPECT_EQ(session.marks(), (std::vector<std::int64_t>{30, 40, 50}));
   Session usual = bench.session({small_settings()});
@@ -168,7 +168,7 @@ TEST(Marks, CanBeCutToWithoutTheModel) {
   expect_error([&] { session_cut(other, 60, "s"); }, {"condensed or dropped"});
 }
 
-// Bytes that come from the heap while forks are made and go on.
+// Counts bytes allocated while forks are created and continued.
 TEST(Marks, AForkCopiesNoRepresentative) {
   if (!allocations_are_counted()) GTEST_SKIP() << "sanitizers have allocators of their own";
   Bench bench("llama");
@@ -185,7 +185,7 @@ TEST(Marks, AForkCopiesNoRepresentative) {
   EXPECT_LT(allocated_bytes() - taken, representatives / 4);
   EXPECT_EQ(fork.memory().shared, before.shared);
   EXPECT_LT(fork.memory().caches, before.shared / 10);
-  // Both go on: each adds pages of its own, and what they share stays shared.
+  // Both continue: each adds pages of its own, and what they share stays shared.
   for (const std::int32_t token : bench.tokens(300, 3)) fork.decode(token);
   for (const std::int32_t token : bench.tokens(300, 4)) session.decode(token);
   EXPECT_GE(fork.memory().shared + 4096 * static_cast<std::size_t>(layers), before.shared);

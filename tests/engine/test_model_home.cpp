@@ -11,7 +11,7 @@ using test::expect_error;
 using test::ScratchFolder;
 using test::write_file;
 
-/// Sets a variable, or unsets it, and puts back what was there.
+/// Sets or unsets a variable, and restores it afterwards.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -50,7 +50,7 @@ TEST(ModelHome, FollowsTheEnvironment) {
   EXPECT_EQ(model_home(), "/u/.cache/lca");
 }
 
-TEST(ModelHome, SaysSoWhereNoFolderIsKnown) {
+TEST(ModelHome, IsAnErrorWhereNoFolderIsKnown) {
   const Variable user("HOME", nullptr);
   const Variable cache("XDG_CACHE_HOME", nullptr);
   const Variable home("LCA_HOME", nullptr);

@@ -68,7 +68,7 @@ TEST(Sampler, ProbabilitiesAreThoseOfTransformers) {
         continue;
       }
       const double wanted = expected[i] * kDraws;
-      if (wanted < 5) continue;  // too rare to say anything
+      if (wanted < 5) continue;  // too rare to be significant
       chi += (seen[i] - wanted) * (seen[i] - wanted) / wanted;
       ++bins;
     }
@@ -88,7 +88,7 @@ TEST(Sampler, TheSameSeedGivesTheSameTokens) {
   Sampling other = sampling;
   other.seed = 43;
   EXPECT_NE(draw(sampling, logits, 100), draw(other, logits, 100));
-  // Written down once: other machines must draw the same.
+  // Recorded once: other machines must draw the same.
   const std::vector<float> even(10, 0);
   EXPECT_EQ(draw(warm(0), even, 12),
             (std::vector<std::int32_t>{6, 7, 3, 6, 7, 1, 7, 2, 3, 5, 4, 1}));

@@ -1,5 +1,5 @@
-// Sessions: how a prompt is cut must not matter, stopping must leave something usable, and what is
-// wrong must be said.
+// Sessions: results do not depend on chunks, a stopped session stays usable, and errors are
+// reported.
 
 #include <lca/cache.h>
 #include <lca/error.h>
@@ -194,8 +194,8 @@ TEST(Session, HoldsTheBytesOfTheLaw) {
   EXPECT_LT(session.cache_bytes(), session.dense_bytes());
 }
 
-// Ten sessions of different lengths and settings, in batches: not a bit may differ from what each
-// gets alone.
+// Ten sessions of different lengths and settings, in batches: results must equal those of each
+// session alone, bit for bit.
 TEST_P(EveryArchitecture, DecodesABatchAsIfEachSessionWereAlone) {
   for (const Precision precision : {Precision::f32, Precision::automatic}) {
     ModelOptions model_options;
@@ -232,7 +232,7 @@ TEST_P(EveryArchitecture, DecodesABatchAsIfEachSessionWereAlone) {
   }
 }
 
-TEST(Session, RefusesBatchesThatMakeNoSense) {
+TEST(Session, RefusesInvalidBatches) {
   const auto model = GoldenModel("llama").load();
   Context context(1);
   Context other(1);

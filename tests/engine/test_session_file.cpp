@@ -1,5 +1,4 @@
-// Saved sessions: taking one up is as if nothing had happened, and whatever is wrong with a file is
-// one clear line.
+// Saved sessions: a loaded session continues exactly, and any error in a file is one clear line.
 
 #include "engine/session_file.h"
 
@@ -33,7 +32,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-/// Two sessions stay the same, bit for bit, while both go on.
+/// Two sessions stay the same, bit for bit, while both continue.
 void expect_same_future(Bench& bench, Session& a, Session& b) {
   EXPECT_EQ(a.tokens(), b.tokens());
   EXPECT_EQ(logits_of(a), logits_of(b));
@@ -127,7 +126,7 @@ TEST(SessionFile, APromptThatWasStoppedIsReadToItsEndLater) {
   whole.prefill(prompt);
   Session stopped = bench.spoken({small_settings()}, 20, 0);
   EXPECT_THROW(stopped.prefill(prompt, [](PrefillProgress at) { return at.done < 16; }), Error);
-  // Those of the turn before must not speak for what was read since.
+  // Logits of the turn before must not be used for what was read since.
   EXPECT_TRUE(stopped.logits().empty());
   expect_error([&] { generate_with(stopped, byte_tokenizer({}), {}, {}); },
                {"nothing to continue"});
@@ -164,7 +163,7 @@ class SavedFile : public ::testing::Test {
     expect_error([&] { Session::load(bench.model, bench.context, path); }, all, kind);
     EXPECT_TRUE(read_file(path) == before);
   }
-  /// The same for a file that says something else about itself and is sealed.
+  /// The same for a file with a changed header and a valid checksum.
   void expect_forged(const std::function<void(SessionRecord&)>& change,
                      const std::vector<std::string>& parts, ErrorKind kind = ErrorKind::bad_input) {
     write_file(path, bytes);
@@ -268,7 +267,7 @@ TEST_F(SavedFile, EveryNumberIsCheckedAgainstTheOthers) {
 }
 
 TEST_F(SavedFile, ListsLongerThanTheFileTakeNoMemory) {
-  // The count of the tokens lies behind the texts and numbers; find it by its value.
+  // The number of tokens follows the texts and numbers; find it by its value.
   const SessionRecord record = session_read(path);
   std::vector<std::byte> forged(bytes.size());
   std::memcpy(forged.data(), bytes.data(), bytes.size());
@@ -306,7 +305,7 @@ TEST_F(SavedFile, TheFingerprintDoesNotDependOnWhereTheModelLies) {
   EXPECT_EQ(model->fingerprint().size(), 32u);
   EXPECT_EQ(Session::load(model, bench.context, path).length(), 45);
 
-  // One weight with another sign is another model.
+  // A model that differs in the sign of one weight is another model.
   const std::string file = folder / "elsewhere/model.safetensors";
   std::string weights = read_file(file);
   weights.back() = static_cast<char>(weights.back() ^ 0x80);
@@ -369,7 +368,7 @@ TEST_F(SavedFile, AnotherPrecisionConvertsItAndSaysSo) {
 }
 
 // Written by version 0.1.0 of the program (tests/engine), which then decoded these tokens.
-TEST(SessionFile, AFileOfVersion1IsTakenUp) {
+TEST(SessionFile, AFileOfVersion1IsLoaded) {
   Bench bench("llama");
   Session session =
       Session::load(bench.model, bench.context,

@@ -95,7 +95,7 @@ TEST(SessionTruncate, CutsDownToTheFloorAndForgetsTheLogits) {
             kTolerance);
 }
 
-TEST(SessionPrefix, PaysOnlyForTheRest) {
+TEST(SessionPrefix, ReadsOnlyTheRest) {
   Bench bench("deepseek_v2");
   const auto tokens = bench.tokens(60);
   const auto start = [&](std::int64_t count) {

@@ -1,4 +1,4 @@
-// What happens around a session file: two programs, and being killed.
+// Session files with concurrent programs, and programs that are killed.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 namespace lca::test {
 namespace {
 
-TEST(SessionLock, TheSecondProgramIsTold) {
+TEST(SessionLock, TheSecondProgramGetsAnError) {
   const ScratchFolder folder;
   const std::string path = folder / "s";
   {
@@ -101,7 +101,7 @@ TEST(SessionLock, ManyProgramsInARaceNeverHoldItTogether) {
       for (int round = 0; round < 300; ++round) {
         try {
           const SessionLock lock(path);
-          // Only one at a time can make this folder.
+          // Only one process at a time can create this folder.
           if (::mkdir(holding.c_str(), 0700) != 0) ++bad;
           ::rmdir(holding.c_str());
         } catch (const Error&) {
@@ -153,7 +153,7 @@ TEST(SessionSafety, AKillAtAnyMomentLeavesTheOldOrTheNewSession) {
       ++leftovers;
     }
   }
-  // Else no kill came while a file was being written, and this showed nothing.
+  // Otherwise no kill came while a file was being written, and the test shows nothing.
   EXPECT_GT(leftovers, 10);
   EXPECT_GT(replaced, 5);
 }

@@ -1,5 +1,5 @@
-// One step of some sessions: each gets what it gets alone, and what goes wrong inside a step leaves
-// all of them as they were.
+// One step of several sessions: each gets what it gets alone, and an error inside a step leaves all
+// of them as they were.
 
 #include <gtest/gtest.h>
 
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(Models, StepOfMany,
                                          "deepseek_v2", "adapter_llama"),
                          [](const auto& tested) { return std::string(tested.param); });
 
-TEST(Step, RefusesWhatMakesNoSense) {
+TEST(Step, RefusesInvalidSteps) {
   Bench bench("llama");
   Session session = bench.session({small_settings()});
   Session waiting = bench.session({prompt_settings()});
@@ -169,7 +169,7 @@ TEST(Step, AnErrorInsideLeavesEverySessionAsItWas) {
     for (std::size_t i = 0; i < sessions.size(); ++i) {
       EXPECT_EQ(image(sessions[i]), before[i]) << name << " " << i;
     }
-    // And they go on as if nothing had happened.
+    // And they continue as if nothing had happened.
     steps.back().logits = {};
     sessions_forward(steps);
     for (std::size_t i = 0; i < sessions.size(); ++i) {
@@ -216,7 +216,7 @@ TEST(Step, EveryAllocationMayFail) {
   const auto prompt = bench.tokens(11, 3);  // few rows: oneDNN, which may crash, is not called
   const auto token = bench.tokens(1, 4);
   {
-    // What a thread allocates once in its life, and cannot do without, is there.
+    // Afterwards the one-time allocations of threads, which must not fail, are done.
     Session first = bench.session({small_settings()});
     Session second = bench.session({small_settings()});
     for (int i = 0; i < 4; ++i) first.prefill(bench.tokens(8, 1));
@@ -325,7 +325,7 @@ TEST(ThreadsStep, AContextInTwoThreadsIsAnErrorAndNothingElse) {
   EXPECT_EQ(two.length(), 21);
 }
 
-/// Stages that only write down what they are asked for.
+/// Stages that only record the calls.
 class FakeStages final : public Stages {
  public:
   FakeStages(std::stop_source source, std::size_t stops_in)

@@ -7,7 +7,7 @@
 namespace lca::test {
 namespace {
 
-TEST(StepLogits, ASessionThatWantsNoneKeepsNoOldOnesAndShiftsNobodyElses) {
+TEST(StepLogits, ASessionWithoutLogitsKeepsNoStaleOnesAndDoesNotShiftOthers) {
   Bench bench("llama");
   std::vector<Session> alone;
   std::vector<Session> together;
@@ -39,7 +39,7 @@ TEST(StepLogits, ASessionThatWantsNoneKeepsNoOldOnesAndShiftsNobodyElses) {
   }
 }
 
-TEST(StepLogits, ALongPromptsComeInPiecesThatFollowEachOther) {
+TEST(StepLogits, LogitsOfALongPromptComeInConsecutivePieces) {
   Bench bench("llama");
   const std::int64_t vocabulary = bench.model->info().vocabulary;
   const std::int64_t rows = (std::int64_t{1} << 22) / vocabulary + 100;  // more than one piece
@@ -65,7 +65,7 @@ TEST(StepLogits, ALongPromptsComeInPiecesThatFollowEachOther) {
   EXPECT_EQ(logits_of(session), last);
 }
 
-TEST(StepLogits, EachSinkGetsItsSessionsAndTheSessionKeepsTheLast) {
+TEST(StepLogits, EachSinkReceivesTheLogitsOfItsSessionWhichKeepsTheLast) {
   Bench bench("llama");
   const std::int64_t vocabulary = bench.model->info().vocabulary;
   std::vector<Session> sessions;

@@ -1,5 +1,5 @@
 #pragma once
-/// Files made by hand, right and wrong, and what an error about them must look like.
+/// Hand-made files, valid and invalid, and checks of the errors about them.
 
 #include "core/bf16.h"
 #include "core/text.h"
@@ -26,7 +26,7 @@ inline std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-/// Header length, header and data in a row; nothing is checked.
+/// Header length, header and data, concatenated without checks.
 inline std::string safetensors_bytes(std::string_view header, std::string_view data = {}) {
   const std::uint64_t length = header.size();
   std::string file(sizeof length, '\0');
@@ -34,7 +34,7 @@ inline std::string safetensors_bytes(std::string_view header, std::string_view d
   return file.append(header).append(data);
 }
 
-/// A folder that goes when the test ends.
+/// A folder that is removed when the test ends.
 class ScratchFolder {
  public:
   ScratchFolder() {
@@ -51,7 +51,7 @@ class ScratchFolder {
 
   std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
   const std::filesystem::path& path() const { return path_; }
-  /// How many files it holds, hidden ones too.
+  /// How many files it holds, including hidden ones.
   std::size_t count() const {
     std::size_t files = 0;
     for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(path_)) ++files;
@@ -174,7 +174,7 @@ class FileBuilder {
   std::string settings_;
 };
 
-/// A right MLA file: B 2, n 5, H 2, d_n 3, d_r 2, d_c 4, d_v 6.
+/// A valid MLA file: B 2, n 5, H 2, d_n 3, d_r 2, d_c 4, d_v 6.
 inline FileBuilder mla_file(std::int64_t batch = 2) {
   FileBuilder file;
   file.add("q_nope", "F32", {batch, 5, 2, 3})
@@ -186,7 +186,7 @@ inline FileBuilder mla_file(std::int64_t batch = 2) {
   return file;
 }
 
-/// A right GQA file: B 2, n 5, H 4, KV 2, d 3, d_v 7.
+/// A valid GQA file: B 2, n 5, H 4, KV 2, d 3, d_v 7.
 inline FileBuilder gqa_file(std::int64_t batch = 2) {
   FileBuilder file;
   file.add("q", "F32", {batch, 5, 4, 3})

@@ -143,7 +143,7 @@ TEST(Adapter, PatternsThatExplodeOrAreWrongAreErrors) {
   expect_bad_config(R"("rank_pattern":{")" + std::string(1001, 'x') + "\":2}", {"1000 bytes"});
 }
 
-TEST(Adapter, WhatWeDoNotDoIsRefused) {
+TEST(Adapter, UnsupportedFeaturesAreRefused) {
   for (const char* name : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"}) {
     expect_bad_config("\"" + std::string(name) + "\":true", {name, "not supported"});
     EXPECT_NO_THROW(Parsed(config_text("\"" + std::string(name) + "\":false")));
@@ -271,7 +271,7 @@ TEST(Adapter, OpensAFolder) {
   EXPECT_EQ(Adapter::open(folder / "", 3).name(), "mine");
   EXPECT_TRUE(open().settings().empty());
   write_file(folder / "lca.json", R"({"sink":4})");
-  const Adapter adapter = open();  // moved: the map must live on
+  const Adapter adapter = open();  // moved: the mapping must stay valid
   EXPECT_EQ(adapter.settings().at(2).sink, 4);
   const LoraPair& pair = *adapter.find("model.layers.0.self_attn.q_proj");
   float value = 0;

@@ -383,7 +383,7 @@ TEST(GgufNames, AreThoseOfHuggingFace) {
 }
 
 TEST(Checkpoint, PermutedRowsPairNeighbours) {
-  // Hugging Face turns row i with row i + 4 of 8; GGUF's llama keeps such two side by side.
+  // Hugging Face rotates row i with row i + 4 of 8; GGUF's llama stores the two side by side.
   for (std::int64_t i = 0; i < 4; ++i) {
     EXPECT_EQ(permuted_row(i, 8), 2 * i);
     EXPECT_EQ(permuted_row(i + 4, 8), 2 * i + 1);

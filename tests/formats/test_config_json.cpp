@@ -10,7 +10,7 @@ using test::expect_error;
 
 ModelConfig parse(std::string_view text) { return model_config_from_json(text, "config.json"); }
 
-/// A small right file of `type` with more fields at its end; a later test may repeat none.
+/// A small valid file of `type` with more fields at its end, which must not repeat earlier ones.
 std::string small(const std::string& type, const std::string& more = "") {
   std::string text = "{\"model_type\":\"" + type + "\"";
   const auto add = [&](const std::string& name, const std::string& value) {
@@ -193,7 +193,7 @@ TEST(ConfigJson, OtherArchitecturesAreRefusedByName) {
   expect_error([] { parse(R"({"model_type":7})"); }, {"model_type", "a text, not 7"});
 }
 
-TEST(ConfigJson, WhatWeDoNotDoIsRefused) {
+TEST(ConfigJson, UnsupportedFeaturesAreRefused) {
   for (const std::string& type : kTypes) {
     expect_bad(type, R"("hidden_act":"gelu")", {"hidden_act \"gelu\""});
     expect_bad(type, R"("use_sliding_window":true)", {"use_sliding_window"});

@@ -1,5 +1,5 @@
-// Files of weights that are read instead of mapped: no signal handler, and nothing that happens to
-// the file later matters.
+// Weight files that are read instead of mapped: no signal handler, and no dependence on the file
+// afterwards.
 
 #include "byte_files.h"
 #include "core/pages.h"
@@ -85,7 +85,7 @@ TEST(FileAccess, ACheckpointThatWasReadKeepsItsTensors) {
   }
 }
 
-/// What handles SIGBUS now; sanitizers have a handler of their own.
+/// The present handler of SIGBUS; sanitizers have their own.
 void (*bus_error_handler())(int) {
   struct sigaction action {};
   ::sigaction(SIGBUS, nullptr, &action);

@@ -16,7 +16,7 @@ using test::ScratchFolder;
 using test::write_file;
 
 OpInput parse(const FileBuilder& file, std::span<const SettingOverride> overrides = {}) {
-  const std::string bytes = file.bytes();  // gone afterwards: the result owns what it shows
+  const std::string bytes = file.bytes();  // temporary: the result owns its data
   return OpInput::parse(bytes_of(bytes), "in.safetensors", overrides);
 }
 
@@ -31,7 +31,7 @@ float value_at(const ConstTensor& tensor, std::int64_t i, std::int64_t j, std::i
   return bf16_to_f32(static_cast<const bf16_bits*>(row)[k]);
 }
 
-/// The view must show `first`, first + 1, … in row-major order and be of the given shape.
+/// The view must hold `first`, first + 1, … in row-major order and have the given shape.
 void expect_counts(const ConstTensor& tensor, const std::array<std::int64_t, 3>& shape,
                    std::int64_t first, DType dtype = DType::f32) {
   EXPECT_EQ(tensor.shape, shape);
@@ -151,7 +151,7 @@ TEST(OpInput, TakesSettingsFromTheMetadata) {
   EXPECT_EQ(input.groups(), 2);
 }
 
-TEST(OpInput, OverridesGoBeforeTheFile) {
+TEST(OpInput, OverridesTakePrecedenceOverTheFile) {
   const std::vector<SettingOverride> changes = {{"group", "4"}, {"scale", "3"}, {"prefill", "1,1"}};
   const OpInput input =
       parse(mla_file().settings(R"({"group":2,"window":1,"scale":0.25})"), changes);

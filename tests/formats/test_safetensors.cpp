@@ -18,7 +18,7 @@ using test::write_file;
 /// Parsing such a file must fail with a message that holds all of `parts` and names the file.
 void expect_bad(const std::string& file, std::vector<std::string> parts) {
   parts.insert(parts.begin(), "bad.safetensors: ");
-  // A copy of its own at the end of memory, so that a sanitizer sees every step too far.
+  // A copy of exactly this size, so that a sanitizer detects every access beyond its end.
   const std::vector<char> exact(file.begin(), file.end());
   expect_error(
       [&] {

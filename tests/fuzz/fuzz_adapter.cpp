@@ -1,7 +1,7 @@
 // Any three texts as the files of an adapter. The input begins with two lengths of two bytes, of
-// adapter_config.json and of lca.json; the rest is adapter_model.safetensors. Beside what the
-// sanitizers see: only lca::Error comes out, each a single printable line, and every matrix of what
-// is accepted lies inside the input.
+// adapter_config.json and of lca.json; the rest is adapter_model.safetensors. Besides the
+// sanitizers' checks: only lca::Error is thrown, each a single printable line, and every matrix of
+// an accepted adapter lies inside the input.
 
 #include "formats/adapter.h"
 #include "fuzz/require.h"

@@ -1,4 +1,4 @@
-// Cache::load on hostile bytes, and everything one may do with what it accepts.
+// Cache::load on hostile bytes, and all operations on caches that it accepts.
 
 #include <lca/lca.h>
 
@@ -14,15 +14,14 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::vector<std::byte> stream(size);
   if (size > 0) std::memcpy(stream.data(), data, size);
-  // Once as it is, and once as a forger would seal it: a wrong checksum would hide all other
-  // checks.
+  // Once as it is, and once with a valid checksum: an invalid one would hide all other checks.
   for (bool sealed : {false, true}) {
     if (sealed) lca::cache_seal(stream);
     std::optional<lca::Cache> cache;
     try {
       cache = lca::Cache::load(stream);
     } catch (const lca::Error&) {
-      continue;  // the only way to refuse
+      continue;  // the only allowed exception
     }
     lca::test::cache_exercise(*cache);
   }

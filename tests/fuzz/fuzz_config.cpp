@@ -1,5 +1,5 @@
-// Any text as config.json, and as the settings of a model's layers. Beside what the sanitizers see:
-// only lca::Error comes out, each a single printable line, and what is accepted keeps its promises.
+// Any text as config.json, and as the settings of a model's layers. Besides the sanitizers' checks:
+// only lca::Error is thrown, each a single printable line, and accepted configurations are valid.
 
 #include "formats/model_config.h"
 #include "formats/settings_json.h"

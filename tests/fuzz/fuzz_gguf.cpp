@@ -1,6 +1,6 @@
-// Any bytes through the GGUF reader, what it says about the model, and the tokenizer's tables.
-// Beside what the sanitizers see: only lca::Error comes out, each a single printable line, and what
-// is accepted keeps its promises.
+// Any bytes through the GGUF reader, the model's configuration, and the tokenizer's tables. Besides
+// the sanitizers' checks: only lca::Error is thrown, each a single printable line, and accepted
+// files are valid.
 
 #include "formats/gguf/gguf.h"
 #include "fuzz/require.h"
@@ -74,7 +74,7 @@ void attempt(const Work& work) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  [[maybe_unused]] static volatile float sink;  // keeps the reads alive
+  [[maybe_unused]] static volatile float sink;  // keeps the reads from being optimised away
   attempt([&] {
     const lca::Gguf file = lca::Gguf::parse(std::as_bytes(std::span(data, size)), "fuzz");
     sink = read_tensors(file, size);

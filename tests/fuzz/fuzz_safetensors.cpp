@@ -1,6 +1,6 @@
-// Any bytes through the safetensors reader and the reader of operator files. Beside what the
-// sanitizers see: only lca::Error comes out, each a single printable line, and what is accepted
-// keeps its promises.
+// Any bytes through the safetensors reader and the reader of operator files. Besides the
+// sanitizers' checks: only lca::Error is thrown, each a single printable line, and accepted files
+// are valid.
 
 #include "formats/op_file.h"
 #include "formats/safetensors.h"
@@ -18,7 +18,7 @@ namespace {
 using lca::fuzz::check_message;
 using lca::fuzz::require;
 
-/// Reads every byte, so that a view which leaves its memory is seen.
+/// Reads every byte, so that sanitizers detect a view outside its memory.
 unsigned touch(const void* data, std::size_t size) {
   unsigned sum = 0;
   for (std::size_t i = 0; i < size; ++i) sum += static_cast<const unsigned char*>(data)[i];
@@ -68,7 +68,7 @@ unsigned read_input(std::span<const std::byte> bytes) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  [[maybe_unused]] static volatile unsigned sink;  // keeps the reads alive
+  [[maybe_unused]] static volatile unsigned sink;  // keeps the reads from being optimised away
   const auto bytes = std::as_bytes(std::span(data, size));
   try {
     sink = read_tensors(bytes);

@@ -1,4 +1,4 @@
-// Session files of hostile bytes, and everything one may do with what is accepted.
+// Session files of hostile bytes, and all operations on those that are accepted.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ void exercise(lca::SessionRecord& record) {
       lca::session_cut(record, to, "f");
       require(head.length() + static_cast<std::int64_t>(head.pending.size()) >= to);
     } catch (const lca::Error& error) {
-      lca::fuzz::check_message(error, "f: ");  // condensed by now, or a mode that does not go back
+      lca::fuzz::check_message(error, "f: ");  // condensed, or a mode that cannot be cut
     }
   }
 }
@@ -41,8 +41,7 @@ void exercise(lca::SessionRecord& record) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::vector<std::byte> bytes(size);
   if (size > 0) std::memcpy(bytes.data(), data, size);
-  // Once as it is, and once as a forger would seal it: a wrong checksum would hide all other
-  // checks.
+  // Once as it is, and once with a valid checksum: an invalid one would hide all other checks.
   for (const bool sealed : {false, true}) {
     if (sealed) lca::session_seal(bytes);
     std::optional<lca::SessionRecord> record;

@@ -1,5 +1,5 @@
-// Any text as tokenizer.json, and what comes of it put to work. The first byte chooses options, the
-// rest is the file. Only lca::Error comes out, each a single printable line; what is accepted
+// Any text as tokenizer.json, and the tokenizer that results. The first byte chooses options, the
+// rest is the file. Only lca::Error is thrown, each a single printable line; an accepted tokenizer
 // encodes and decodes, and decodes the same in a stream.
 
 #include "formats/tokenizer/tokenizer_load.h"

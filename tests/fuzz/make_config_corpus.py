@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes corpus/config/ and corpus/adapter/: small files to start from, right ones and wrong ones."""
+"""Writes corpus/config/ and corpus/adapter/: small seed files, valid and invalid."""
 
 import json
 import pathlib

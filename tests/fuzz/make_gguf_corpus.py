@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes corpus/gguf/: small GGUF files, right ones and wrong ones, to start from."""
+"""Writes corpus/gguf/: small GGUF files, valid and invalid, as seeds."""
 
 import pathlib
 import struct

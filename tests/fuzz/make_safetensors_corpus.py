@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes corpus/safetensors/: small operator files, right ones and wrong ones, to start from."""
+"""Writes corpus/safetensors/: small operator files, valid and invalid, as seeds."""
 
 import json
 import pathlib

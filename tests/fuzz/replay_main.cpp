@@ -21,7 +21,7 @@ bool replay(const fs::path& path) {
     return false;
   }
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-  // Said before the run: the last line names the file that crashed.
+  // Printed before the run: the last line names the file that crashed.
   std::printf("%s\n", path.c_str());
   std::fflush(stdout);
   LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());

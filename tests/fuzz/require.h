@@ -1,5 +1,5 @@
 #pragma once
-/// What every fuzz target demands beside what the sanitizers see.
+/// Checks of all fuzz targets, besides those of the sanitizers.
 
 #include <cstdlib>
 #include <string>
@@ -11,12 +11,12 @@
 
 namespace lca::fuzz {
 
-/// Ends the run where a promise is broken.
+/// Aborts if the condition is false.
 inline void require(bool holds) {
   if (!holds) std::abort();
 }
 
-/// An error is about the input, and a single printable line that begins with `start`.
+/// Checks that an error is about the input, and a single printable line that begins with `start`.
 inline void check_message(const Error& error, std::string_view start = "") {
   const std::string line = error.what();
   require(error.kind() == ErrorKind::bad_input || error.kind() == ErrorKind::incompatible);

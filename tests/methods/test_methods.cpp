@@ -1,4 +1,4 @@
-// The interface of the methods: which one settings ask for, what each keeps, and what it refuses.
+// The interface of the methods: selection by settings, what each keeps, and what it refuses.
 
 #include "methods/methods.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr MethodKind kKinds[] = {MethodKind::dense, MethodKind::lca, MethodKind::window};
 
-/// A layer of one of the two shapes, whose groups form early.
+/// A layer of one of the two forms, with a small window, so that groups are condensed early.
 Layer layer_of(const AttentionShape& shape, MethodKind kind) {
   LayerSpec spec;
   spec.shape = shape;
@@ -75,7 +75,7 @@ TEST(Methods, RefuseACacheOfAnotherMethod) {
   }
 }
 
-/// A batch of two runs of one layer, which a test then spoils.
+/// A batch of two runs of one layer, which tests then make invalid.
 struct Pair {
   explicit Pair(const AttentionShape& shape, MethodKind kind = MethodKind::lca)
       : layer(layer_of(shape, kind)),

@@ -145,7 +145,8 @@ TEST_P(Properties, GroupsOfOneTokenAreDenseAttentionInEveryModePoolingAndMass) {
 // --- 2. Proposition 1 --------------------------------------------------------------------------
 
 // α of one group of an MLA layer by the absorbed form of mechanism §3: one dot product of width
-// d_c + d_r a token, no keys rebuilt. The reference rebuilds them, so this is a second opinion.
+// d_c + d_r a token, no keys rebuilt. The reference rebuilds them, so this is an independent
+// computation.
 std::vector<double> group_weights(const Layer& layer, const Tokens& tokens, std::int64_t j) {
   const AttentionShape& shape = layer.spec.shape;
   const Layout layout(layer.spec.settings);
@@ -245,7 +246,7 @@ TEST(PropertiesOfTheReference, StreamingDoesNotDependOnWhereThePromptEnds) {
   }
 }
 
-TEST(PropertiesOfTheReference, APrefixIsWhatTheWholeSequenceSaysAboutIt) {
+TEST(PropertiesOfTheReference, OutputsOfAPrefixAreThoseOfTheWholeSequence) {
   Random random(20);
   const LayerSpec spec = make_spec(Form::mla, DType::f32, 3, 5, 1);
   const Layer layer = random_layer(spec, random);
@@ -295,7 +296,7 @@ TEST(PropertiesOfTheFastPath, StreamingDoesNotDependOnChunksNorOnDecodingInBetwe
 }
 
 TEST(PropertiesOfTheFastPath, ALaterPromptScoresItsGroupsByItsOwnEnd) {
-  // Turns of a conversation in `prompt` mode: groups that are condensed stay as they are.
+  // Chat turns in `prompt` mode: groups that are condensed stay as they are.
   Random random(22);
   Context context(2);
   for (std::int64_t trial = 0; trial < scaled(40); ++trial) {
@@ -374,7 +375,7 @@ TEST_P(Properties, ChangingATokenChangesNoEarlierOutput) {
              ++i) {
           ASSERT_EQ(changed.lse[i], expected.lse[i]) << describe(spec) << " u=" << u;
         }
-        // The token itself does see the change.
+        // The output of the token itself does change.
         EXPECT_FALSE(std::equal(changed.out.begin() + static_cast<std::ptrdiff_t>(same_until),
                                 changed.out.end(),
                                 expected.out.begin() + static_cast<std::ptrdiff_t>(same_until)));
@@ -397,7 +398,7 @@ TEST(PropertiesOfTheFastPath, PermutingABatchPermutesItsOutputsBitForBit) {
       std::vector<Tokens> tokens;
       for (std::int64_t n : lengths) tokens.push_back(random_tokens(spec, n + 3, random));
 
-      // Everyone's prompt in one call, then three tokens each, one call a step.
+      // All prompts in one call, then three tokens each, one call per step.
       const auto run_in_order = [&](const std::vector<std::size_t>& order) {
         std::vector<Feed> feeds;
         for (std::size_t entry : order) feeds.emplace_back(layer, tokens[entry]);

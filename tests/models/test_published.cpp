@@ -1,4 +1,4 @@
-// The golden values that were published for real checkpoints. They run where a user has them:
+// Published golden values of real checkpoints. The tests run where the checkpoints are available:
 // LCA_CHECKPOINTS names a folder that holds DeepSeek-V2-Lite and MiniCPM3-4B.
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(Published, DeepSeekV2LiteGivesItsMeanLogits) {
         std::accumulate(begin, begin + vocabulary, 0.0) / static_cast<double>(vocabulary);
     EXPECT_NEAR(mean, means[row], 1e-2 * std::abs(means[row])) << row;
   }
-  // Published from a bf16 run: each value carries its rounding.
+  // Published from a bf16 run: each value has its rounding error.
   const double first[] = {-1.2188, -0.7422, -0.0201, -2.8281, 1.2500,  -2.6094, -0.7266, -2.9219,
                           -2.5313, -0.5469, -0.3223, -1.8281, -2.1094, -0.8125, -3.7813};
   for (std::size_t i = 0; i < std::size(first); ++i) EXPECT_NEAR(logits[i], first[i], 0.15) << i;

@@ -73,15 +73,16 @@ TEST(Rope, YarnOfDeepSeekV2LiteHasItsFrequencies) {
               1e-12);
 }
 
-// Over a long enough text even the slowest pair turns often: the range of the blend then ends
-// behind the last pair, and is cut at the width, not at the number of pairs.
+// Over a long enough text even the lowest frequency makes many rotations: the range of the
+// interpolation then ends after the last pair, and is clipped at the width, not at the number of
+// pairs.
 TEST(Rope, YarnsBlendMayEndBehindTheLastPair) {
   RopeConfig config = standard(8);
   config.kind = RopeKind::yarn;
   config.factor = 4;
   config.original_length = 1'000'000;
   config.beta_fast = 10'000;
-  // 8·ln(1e6 / 2π·turns) / 2·ln(1e4) is 1.2 for 10,000 turns and 5.2 for one: from 1 to 6.
+  // 8·ln(1e6 / 2π·turns) / 2·ln(1e4) is 1.2 for 10,000 rotations and 5.2 for one: from 1 to 6.
   std::vector<double> expected;
   for (const double ramp : {0.0, 0.0, 0.2, 0.4}) {
     expected.push_back(std::pow(10.0, -static_cast<double>(expected.size())) *
@@ -187,7 +188,7 @@ TEST(Rope, PositionsInTheMillionsKeepTheirAngle) {
   }
 }
 
-TEST(RopeApply, TurnsThePairsOfBothLayoutsAndNothingElse) {
+TEST(RopeApply, RotatesThePairsOfBothLayoutsAndNothingElse) {
   for (const RopeLayout layout : {RopeLayout::halves, RopeLayout::adjacent}) {
     constexpr std::int64_t kRows = 3, kHeads = 2, kWidth = 6, kStrideHead = 8, kStrideRow = 20;
     std::mt19937 random(7);

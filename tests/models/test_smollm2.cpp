@@ -29,7 +29,7 @@ const fs::path kFolder = fs::path(LCA_SOURCE_DIR) / "tests/golden/models/smollm2
 #define SKIP_WITHOUT_MODEL() \
   if (!smollm2_path()) GTEST_SKIP() << kNoTestData
 
-// Perplexities of long texts take minutes there, and say nothing about memory.
+// Perplexities of long texts take minutes there, and test nothing about memory.
 #define SKIP_UNDER_SANITIZERS() \
   if (kSanitized) GTEST_SKIP() << "measures accuracy; smaller tests run the same code"
 
@@ -111,7 +111,7 @@ TEST(SmolLM2, ReadsATextAsWellAsTheReferences) {
   for (const auto& [name, entry] : golden["lca"].items()) {
     const Settings settings =
         settings_from_json(entry["settings"].dump(), name, SettingsScope::layer).settings;
-    // Real text has near-ties, and either choice of representative is right: so much they move.
+    // Real text has near ties, where either representative is correct: this is their effect.
     EXPECT_NEAR(text_nll(model, settings, length), entry[key].get<double>(), 2e-3) << name;
   }
 }

@@ -53,7 +53,7 @@ TEST(WeightPacking, StaysCloseToTheUnpackedModel) {
 }
 
 TEST(WeightPacking, EveryPlainTypeAndArchitectureIsPacked) {
-  // These models answer sharply, so that small changes of weights show.
+  // These models have peaked distributions, so that small changes of weights are visible.
   for (const char* name :
        {"llama", "llama_bf16", "llama_f16", "qwen2", "deepseek_v2", "deepseek_v2_bf16", "minicpm3",
         "gguf_llama_f16", "gguf_deepseek2", "adapter_llama", "adapter_deepseek_v2"}) {

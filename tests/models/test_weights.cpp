@@ -1,5 +1,5 @@
-// Checkpoints that are damaged or do not fit, and adapters of other models: one line that names
-// the culprit.
+// Checkpoints that are damaged or do not fit, and adapters of other models: one line that names the
+// tensor or file.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A copy of a golden checkpoint that a test may spoil before it is loaded.
+/// A copy of a golden checkpoint that a test may damage before it is loaded.
 class SpoiledCheckpoint {
  public:
   explicit SpoiledCheckpoint(const std::string& name)
@@ -84,7 +84,7 @@ class SpoiledCheckpoint {
     return Model::load(options);
   }
 
-  /// What loading says; "loads" where it says nothing.
+  /// The error of loading it; "loads" if there is none.
   std::string complaint(const std::string& adapter = "") const {
     try {
       load(adapter);
@@ -117,7 +117,7 @@ TEST(Weights, AWrongShapeIsNamedWithBothShapes) {
               AllOf(HasSubstr(kUp), HasSubstr("[64,96]"), HasSubstr("[96,64]")));
 }
 
-TEST(Weights, ANumberThatIsNoneIsFound) {
+TEST(Weights, NaNAndInfinityAreFound) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
         -std::numeric_limits<float>::infinity()}) {
@@ -185,7 +185,7 @@ TEST(Experts, GroupLimitedRouterLooksOnlyIntoTheBestGroups) {
   std::vector<ExpertChoice> chosen(2);
   experts_choose(config, logits, chosen);
   EXPECT_EQ(chosen[0].expert, 0);
-  EXPECT_EQ(chosen[1].expert, 1);  // of the same group, though the weakest of all
+  EXPECT_EQ(chosen[1].expert, 1);  // of the same group, though the lowest of all
   config.router = Router::greedy;
   config.normalise = true;
   experts_choose(config, logits, chosen);

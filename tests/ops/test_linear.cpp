@@ -123,7 +123,7 @@ TEST(Linear, FewRowsOnPackedBlocksStayCloseToUnpackedOnes) {
     if (!packed_dot_supported(type)) continue;
     const PackedTypeInfo& info = packed_type_info(type);
     const std::int64_t in = 768, out = 45;
-    // Any bytes are weights, but for the scales, which must be sane half-precision numbers.
+    // Any bytes are valid weights, except the scales, which must be finite half-precision numbers.
     std::vector<std::byte> bytes(packed_bytes(type, out * in));
     std::uint64_t state = static_cast<std::uint64_t>(t) + 1;
     for (std::byte& byte : bytes) {
@@ -232,7 +232,7 @@ TEST(Elementwise, FindsWhatIsNotFiniteInEveryType) {
   }
 }
 
-// Lengths on both sides of the switch of products and of the length from which runs may be joined.
+// Lengths on both sides of the thresholds for the kind of product and for joining runs.
 TEST(Linear, RunsTogetherGetWhatEachGetsAlone) {
   Context context(2);
   std::mt19937 random(5);

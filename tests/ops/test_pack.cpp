@@ -62,7 +62,7 @@ TEST_P(Pack, WhatIsUnpackedAndPackedAgainStays) {
   }
 }
 
-TEST_P(Pack, NumbersThatAreNoneAreFoundWhereverTheyStand) {
+TEST_P(Pack, NaNAndInfinityAreFoundAnywhere) {
   for (const float bad :
        {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
         std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN()}) {
@@ -107,7 +107,7 @@ TEST_P(Pack, AMatrixOfAnyPlainTypeIsPackedRowByRowOnAnyThreads) {
     rounded.push_back(bf16_to_f32(narrow.back()));
   }
   const std::vector<std::byte> expected = pack(rounded, PackResult::packed);
-  // An odd address, as a file may have it.
+  // An unaligned address, as in a file.
   std::vector<std::byte> odd(narrow.size() * sizeof(bf16_bits) + 1);
   std::memcpy(odd.data() + 1, narrow.data(), odd.size() - 1);
   for (const int threads : {1, 3}) {

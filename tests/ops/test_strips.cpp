@@ -118,7 +118,7 @@ TEST(Strips, MultiplyAsRowsDo) {
 }
 
 // A batch must not change what a single row gets.
-TEST(Strips, GiveARowTheSameBitsInAnyCompany) {
+TEST(Strips, GiveARowTheSameBitsInAnyBatch) {
   if (!strips_supported(PackedType::q8_0)) GTEST_SKIP() << "this processor has no AVX-512 VNNI";
   Context context(2);
   const std::int64_t in = 160, out = 50, rows = 11;

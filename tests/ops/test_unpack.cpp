@@ -72,7 +72,7 @@ TEST_P(Unpack, NeedsNoAlignmentAndWritesNothingElse) {
   const std::int64_t values = 3 * info.block_values;
   const std::size_t bytes = packed_bytes(GetParam(), values);
   for (std::size_t shift = 0; shift < 4; ++shift) {
-    // Exactly as long as it must be, so that a sanitizer sees a step too far.
+    // Exactly as long as necessary, so that a sanitizer detects accesses beyond the end.
     std::vector<std::byte> source(shift + bytes);
     std::memcpy(source.data() + shift, expected.bytes.data(), bytes);
     std::vector<float> out(static_cast<std::size_t>(values) + 2, -7.0f);

@@ -1,5 +1,5 @@
 // Options and suppressions of the sanitizers, linked into every program of a sanitized build. The
-// environment (ASAN_OPTIONS and so on) still has the last word.
+// environment (ASAN_OPTIONS and so on) overrides them.
 
 extern "C" {
 
@@ -11,14 +11,14 @@ const char* __ubsan_default_options() { return "print_stacktrace=1"; }
 
 const char* __tsan_default_options() { return "halt_on_error=1"; }
 
-// Libraries that are not instrumented and hold memory for the life of the process by design.
+// Uninstrumented libraries that keep memory until the process ends, by design.
 const char* __lsan_default_suppressions() {
   return "leak:libdnnl.so\n"
          "leak:libgomp.so\n"
          "leak:libOpenCL.so\n";
 }
 
-// Libraries that are not instrumented: how they synchronise cannot be seen.
+// Uninstrumented libraries, whose synchronisation is invisible to the sanitizer.
 const char* __tsan_default_suppressions() {
   return "called_from_lib:libdnnl.so\n"
          "called_from_lib:libgomp.so\n"

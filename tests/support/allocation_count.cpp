@@ -27,8 +27,8 @@ bool allocation_failed() { return left == 0; }
 
 #include <malloc.h>
 
-// The program's own definitions come before the C library's, whose functions have these other names
-// too; operator new calls malloc.
+// These definitions replace the C library's, whose functions are also available under these other
+// names; operator new calls malloc.
 extern "C" {
 void* __libc_malloc(std::size_t);
 void* __libc_calloc(std::size_t, std::size_t);

@@ -1,5 +1,5 @@
 #pragma once
-/// Counts what a test program takes from the heap: every malloc, operator new and aligned block, of
+/// Counts the heap allocations of a test program: every malloc, operator new and aligned block, of
 /// all threads and libraries.
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace lca::test {
 /// Whether this build counts; sanitizers have allocators of their own.
 bool allocations_are_counted();
 
-/// Blocks taken (or resized) since the program started; 0 where nothing counts.
+/// Allocations (and reallocations) since the program started; 0 if they are not counted.
 std::int64_t allocations();
 
 /// Bytes in use now.

@@ -1,6 +1,6 @@
 #pragma once
-/// What anyone may do with a cache that `load` accepted, however its bytes came to be. Header-only,
-/// for the fuzz target as well as the tests.
+/// All operations on a cache that `load` accepted, whatever its bytes. Header-only, for the fuzz
+/// target as well as the tests.
 
 #include <lca/lca.h>
 
@@ -11,12 +11,12 @@
 
 namespace lca::test {
 
-/// Stops the program where a fuzzer or a sanitizer sees it.
+/// Aborts, so that a fuzzer or a sanitizer detects it.
 inline void cache_require(bool holds) {
   if (!holds) std::abort();
 }
 
-/// Reads every byte of a view, so that a sanitizer sees one that leads outside its memory.
+/// Reads every byte of a view, so that a sanitizer detects accesses outside its memory.
 inline void cache_touch(const ConstTensor& tensor) {
   volatile unsigned char sink = 0;
   for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
@@ -64,7 +64,7 @@ inline void cache_step(Cache& cache) {
   method_for(spec.settings.method).forward(context, weights, {&run, 1});
 }
 
-/// Everything at once; aborts where a law is broken.
+/// All of these operations; aborts if an invariant is broken.
 inline void cache_exercise(const Cache& cache) {
   const std::vector<std::byte> stream = cache.save();
   const Cache again = Cache::load(stream);

@@ -1,6 +1,6 @@
 #pragma once
-/// Whoever computes attention, under one face: what the mechanism page says must hold does so for
-/// the reference as for the fast path, only with different rounding.
+/// One interface to the implementations of attention: the properties of the mechanism page must
+/// hold for the reference and for the fast path, with different rounding.
 
 #include <lca/lca.h>
 

@@ -27,7 +27,7 @@ std::vector<float> read_values(const ConstTensor& tensor) {
   return values;
 }
 
-// The block has to exist before it can be poisoned, so it is given the size the plan foresees.
+// The block must be allocated before it can be poisoned, with the planned size.
 void poison(Context& context, std::span<const Run> runs) {
   std::size_t bytes = context.state().workspace.bytes();
   for (const Run& run : runs) {

@@ -12,7 +12,7 @@
 
 namespace lca::test {
 
-/// What a method made of a sequence.
+/// The results of a method for a sequence.
 struct Outcome {
   std::int64_t tokens = 0;
   std::int64_t groups = 0;
@@ -23,7 +23,7 @@ struct Outcome {
   std::vector<float> rep_bias;        ///< [m,KV]
 };
 
-/// One sequence on its way through a method. Outputs start as NaN, so that a value nobody wrote
+/// One sequence that is fed to a method. Outputs start as NaN, so that a value that was not written
 /// fails every comparison.
 struct Feed {
   explicit Feed(const Source& source_);
@@ -68,10 +68,10 @@ void feed_prompt(Context& context, Feed& feed, std::span<const std::int64_t> chu
 /// The next `count` tokens one by one.
 void feed_decode(Context& context, Feed& feed, std::int64_t count, const Manner& manner = {});
 
-/// All that is left one by one; outputs of what was fed before count as 0 in the outcome.
+/// All remaining tokens one by one; outputs of tokens that were fed before are 0 in the outcome.
 Outcome feed_to_end(Context& context, Feed& feed);
 
-/// A second feed of the same sequence, at the place where `cache` is.
+/// A second feed of the same sequence, at the position of `cache`.
 Feed feed_with(const Feed& feed, Cache cache);
 
 /// A whole sequence: a prompt in chunks, the rest decoded.
@@ -85,7 +85,7 @@ inline Outcome run_sequence(Context& context, const Layer& layer, const Tokens& 
   return run_sequence(context, layer, tokens, {&tokens.count, 1});
 }
 
-/// The same numbers in double precision, to stand beside the reference's.
+/// The same numbers in double precision, for comparison with the reference.
 reference::Result widen(const Outcome& outcome);
 
 /// Chunk sizes ≥ 1 that add up to `total`.

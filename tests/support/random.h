@@ -37,7 +37,7 @@ class Random {
     return radius * std::cos(6.283185307179586 * unit());
   }
 
-  /// One of the values, each as likely as it is often named.
+  /// One of the values; a value that is listed twice is twice as likely.
   template <typename T>
   T pick(std::initializer_list<T> values) {
     return *std::next(values.begin(), integer(0, static_cast<std::int64_t>(values.size()) - 1));

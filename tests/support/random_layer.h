@@ -87,7 +87,7 @@ struct Storage {
 };
 
 /// Normal entries, and queries that share a direction as those of a real model do: without it the
-/// mean of many queries says nothing and every group is nearly a tie.
+/// mean of many queries is nearly 0 and every group is nearly a tie.
 Tokens random_tokens(const LayerSpec& spec, std::int64_t count, Random& random,
                      const Storage& storage = {});
 
@@ -112,7 +112,7 @@ struct Source {
   Entries entries(std::int64_t first, std::int64_t length) const;
 };
 
-/// The truth about a sequence whose first `prompt` tokens are its prompt.
+/// The reference result of a sequence whose first `prompt` tokens are its prompt.
 reference::Result truth(const Source& source, std::int64_t prompt);
 inline reference::Result truth(const Layer& layer, const Tokens& tokens, std::int64_t prompt) {
   return truth(Source(layer, tokens), prompt);
@@ -121,7 +121,7 @@ inline reference::Result truth(const Layer& layer, const Tokens& tokens) {
   return truth(layer, tokens, tokens.count);
 }
 
-/// How many groups a comparison met, and in how many the two best scores were too close to say
+/// The number of groups in a comparison, and of those whose two best scores are too close to tell
 /// which row `select` must copy (mechanism §3, Precision).
 struct NearTies {
   std::int64_t groups = 0;
@@ -132,10 +132,10 @@ struct NearTies {
 /// (group, KV head) pairs of `result` that are near ties for storage of this type.
 std::int64_t near_ties(const reference::Result& result, DType dtype);
 
-/// Whether a near tie can show in the results at all.
+/// Whether a near tie can affect the results.
 bool selects(const Settings& settings);
 
-/// A sequence and the truth about it. A flipped representative changes every output after it, so
+/// A sequence and its reference result. A flipped representative changes every output after it, so
 /// sequences with near ties are redrawn where some pool is `select`.
 struct Example {
   Tokens tokens;
@@ -144,10 +144,10 @@ struct Example {
 Example random_example(const Layer& layer, std::int64_t count, std::int64_t prompt, Random& random,
                        const Storage& storage = {}, NearTies* seen = nullptr);
 
-/// A line that says what a failing case was.
+/// One line that describes a failing case.
 std::string describe(const LayerSpec& spec);
 
-/// A small layer of either form, with widths that fit no register.
+/// A small layer of either form, with widths that are no multiple of a vector register.
 AttentionShape random_shape(Random& random);
 
 /// Random settings of all kinds, with sizes that fit sequences of about `count` tokens.

@@ -1,5 +1,5 @@
 #pragma once
-/// Layers small enough to try a cache of them in every way.
+/// Layers small enough for exhaustive tests of their caches.
 
 #include "support/random_layer.h"
 

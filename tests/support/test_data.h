@@ -1,5 +1,5 @@
 #pragma once
-/// Large files that may or may not be on this machine: tests of them skip where they are absent.
+/// Large files that may be absent: tests that need them are skipped then.
 
 #include <cstdlib>
 #include <filesystem>
@@ -29,7 +29,7 @@ inline std::optional<std::filesystem::path> smollm2_path() {
   try {
     if (std::filesystem::exists(model_home() / name)) return model_home() / name;
   } catch (const Error&) {
-    // No home: then no model there.
+    // Without a home folder there is no model.
   }
   return std::nullopt;
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// Largest values and differences that see NaN. `std::max(0.0, NaN)` is 0, so a loop over it finds
-/// nothing wrong with an output nobody wrote.
+/// Largest values and differences that propagate NaN. `std::max(0.0, NaN)` is 0, so a loop over it
+/// accepts an output that was never written.
 
 #include <cmath>
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace lca::test {
 
-/// The larger of two, and NaN where either is NaN. Comparisons with NaN fail, whichever way round.
+/// The larger of two; NaN if either is NaN. Every comparison with NaN fails.
 inline double larger(double a, double b) {
   if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<double>::quiet_NaN();
   return a < b ? b : a;

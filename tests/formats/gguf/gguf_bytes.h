@@ -1,5 +1,5 @@
 #pragma once
-/// GGUF files made by hand, right and wrong.
+/// Hand-made GGUF files, valid and invalid.
 
 #include "ops/packed.h"
 
@@ -12,7 +12,7 @@
 
 namespace lca::test {
 
-/// Numbers of the value types in the file.
+/// Ids of the value types in the file.
 enum class GgufType : std::uint32_t {
   u8 = 0,
   i8 = 1,
@@ -38,7 +38,7 @@ inline std::string gguf_text(std::string_view text) {
   return raw<std::uint64_t>(text.size()) + std::string(text);
 }
 
-/// The number of a storage type in the file.
+/// The id of a storage type in the file.
 inline std::uint32_t gguf_number(PackedType type) {
   constexpr std::uint32_t kNumbers[] = {0, 1, 30, 2, 3, 6, 7, 8, 12, 13, 14};
   return kNumbers[static_cast<std::size_t>(type)];
@@ -50,7 +50,7 @@ class GgufBuilder {
   std::string magic = "GGUF";
   std::uint32_t version = 3;
   std::uint64_t alignment = 32;  ///< of the tensors' data; the key is not written
-  std::uint64_t more_values = 0, more_tensors = 0;  ///< promised beyond those there are
+  std::uint64_t more_values = 0, more_tensors = 0;  ///< claimed beyond those in the file
 
   GgufBuilder& raw_value(std::string_view key, GgufType type, const std::string& bytes) {
     remove(key);
@@ -165,7 +165,7 @@ inline GgufBuilder gguf_llama() {
   return file;
 }
 
-/// DeepSeek-V2-Lite's attention and router in the form converters write now.
+/// DeepSeek-V2-Lite's attention and router in the form that converters write now.
 inline GgufBuilder gguf_deepseek() {
   GgufBuilder file = gguf_model("deepseek2");
   const std::string p = "deepseek2.";

@@ -24,7 +24,8 @@ Gguf parse(const std::string& bytes) { return Gguf::parse(bytes_of(bytes), "x.gg
 void expect_bad(const std::string& bytes, std::vector<std::string> parts,
                 ErrorKind kind = ErrorKind::bad_input) {
   parts.insert(parts.begin(), "bad.gguf: ");
-  const std::vector<char> exact(bytes.begin(), bytes.end());  // its end is the memory's end
+  const std::vector<char> exact(bytes.begin(),
+                                bytes.end());  // exactly as long as its contents, for sanitizers
   expect_error(
       [&] { Gguf::parse(bytes_of(std::string_view(exact.data(), exact.size())), "bad.gguf"); },
       parts, kind);
@@ -97,7 +98,7 @@ TEST(Gguf, ReadsValuesOfEveryType) {
   expect_error([&] { file.number("absent"); }, {"is missing"});
 }
 
-TEST(Gguf, ReadsTensorsOfEveryTypeAndTurnsTheirShapes) {
+TEST(Gguf, ReadsTensorsOfEveryTypeAndReversesTheirShapes) {
   GgufBuilder builder;
   for (int i = 0; i < kPackedTypes; ++i) {
     const auto type = static_cast<PackedType>(i);
@@ -248,7 +249,7 @@ TEST(Gguf, NamesTheTypesItDoesNotRead) {
   }
 }
 
-/// Everything one does with a file: it may fail with Error, and with nothing else.
+/// Everything that is done with a file: it may throw Error, and nothing else.
 void exercise(std::string_view bytes) {
   const std::vector<char> exact(bytes.begin(), bytes.end());
   try {
@@ -405,7 +406,7 @@ TEST(GgufParts, OfOneAreOneFile) {
   expect_error([&] { Gguf::open(folder / "absent.gguf"); }, {"absent.gguf"}, ErrorKind::not_found);
 }
 
-TEST(Gguf, AListThatNobodyReadsTakesNoMemory) {
+TEST(Gguf, AListThatIsNotReadTakesNoMemory) {
   if (!test::allocations_are_counted()) GTEST_SKIP() << "this build does not count";
   constexpr std::size_t kCount = std::size_t{1} << 22;
   const std::string bytes =

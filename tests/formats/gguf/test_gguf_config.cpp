@@ -244,7 +244,7 @@ TEST(GgufConfig, RefusesOtherArchitectures) {
   expect_refused(none, {"key \"general.architecture\" is missing"});
 }
 
-TEST(GgufConfig, RefusesWhatItCannotDo) {
+TEST(GgufConfig, RefusesUnsupportedFeatures) {
   const auto refuse = [](const std::string& key, const std::function<void(GgufBuilder&)>& change) {
     GgufBuilder file = test::gguf_llama();
     change(file);

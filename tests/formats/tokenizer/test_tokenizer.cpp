@@ -140,27 +140,27 @@ Tokenizer split_by(const std::string& pattern) {
 }
 
 TEST(Tokenizer, AHostileTextEndsInAnErrorHoweverItsStepsAreSpread) {
-  // Each position takes only as many steps as the text is long, but there are as many positions:
-  // all of it takes minutes.
+  // Each position takes as many steps as the text is long, and there are as many positions:
+  // quadratic time, minutes in total.
   const Tokenizer quadratic = split_by("(?:a|b)*[cd]");
   EXPECT_NO_THROW(quadratic.encode("aabac and aaaad"));
   expect_error([&] { quadratic.encode(std::string(200'000, 'a')); },
                {"t.json: pre_tokenizer: the regular expression", "too many steps"});
-  // A little in each of many words adds up as well.
+  // A few steps in each of many words add up as well.
   std::string words;
   for (int i = 0; i < 400; ++i) words += std::string(500, 'a') + "x";
   expect_error([&] { split_by("(?:a|b)*(?:a|b)*[cd]|x").encode(words); }, {"too many steps"});
 }
 
 TEST(Tokenizer, ExpressionsThatGoBackOverLongRunsAreNotRefused) {
-  // Of DeepSeek's: each position of a run of spaces could try all of the rest.
+  // From DeepSeek: at each position of a run of spaces the match could try all of the rest.
   const Tokenizer tokenizer = split_by("\\s+$");
   const std::string text = std::string(300'000, ' ') + "a";
   EXPECT_EQ(tokenizer.encode(text).size(), 300'001u);
   EXPECT_EQ(split_by("[ab]*[ac][de]").encode(std::string(300'000, 'a')).size(), 300'000u);
 }
 
-TEST(Tokenizer, LongRunsOfOneKindAreNoHostileText) {
+TEST(Tokenizer, LongRunsOfOneKindAreNotRefused) {
   for (const char* name : {"qwen2", "llama3"}) {
     const Tokenizer tokenizer = test::golden_tokenizer(name);
     for (const char* run : {" ", "\n", "\t ", "a", "1", "!", "中", " ", "'"}) {
@@ -320,7 +320,7 @@ struct ByteTables {
   GgufTokenizer tables;
 };
 
-/// What each token of `text` stands for, between bars.
+/// The text of each token of `text`, between bars.
 std::string cut(const Tokenizer& tokenizer, const std::string& text) {
   std::string parts = "|";
   for (const std::int32_t id : tokenizer.encode(text)) {
@@ -330,7 +330,7 @@ std::string cut(const Tokenizer& tokenizer, const std::string& text) {
 }
 
 TEST(Tokenizer, DeepSeekCoderSplitsLettersPunctuationAndDigitsApart) {
-  // Every pair could be merged: what stays apart was split before.
+  // Every pair can merge: what stays separate was split before.
   ByteTables form({"a b", "b !", "! !", "\u0120 !", "1 2", "b 1", "\u010a \u010a", "! $", "$ $"});
   form.tables.pre = "deepseek-coder";
   const Tokenizer coder = tokenizer_from_tables(form.tables, "f.gguf");
@@ -382,7 +382,7 @@ TEST(Tokenizer, GgufAddsTheSpaceAndTakesItAway) {
   EXPECT_EQ(
       with.encode("x<|user|>y</s>", {.parse_special = false}).size(),
       with.encode("x<|user|>y").size() + with.encode("</s>", {.parse_special = false}).size() - 1)
-      << "tokens of the user are found all the same";
+      << "user-defined tokens are still matched";
 }
 
 TEST(ThreadsTokenizer, OneTokenizerServesManyThreads) {

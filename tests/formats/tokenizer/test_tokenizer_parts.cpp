@@ -52,11 +52,10 @@ TEST(TokenizerText, NormalFormsAreUnicodes) {
   EXPECT_EQ(normal_form("\u1100\u1161\u11a8", NormalForm::nfc), "\uac01");
   std::string many = "a";
   for (int i = 0; i < 100000; ++i) many += i % 2 == 0 ? "\u0301" : "\u0323";
-  EXPECT_EQ(normal_form(many, NormalForm::nfc).size(), many.size())
-      << "in no time, however many marks";
+  EXPECT_EQ(normal_form(many, NormalForm::nfc).size(), many.size()) << "fast, however many marks";
 }
 
-/// Ids of any kind, more often than not bytes of broken characters.
+/// Random ids, mostly bytes of incomplete characters.
 Ids random_ids(const Tokenizer& tokenizer, std::mt19937& random, std::size_t count) {
   Ids ids;
   for (std::size_t i = 0; i < count; ++i) {
@@ -95,7 +94,7 @@ TEST(StreamDecoder, EqualsDecodingAllAtOnce) {
   expect_streams(tokenizer_from_tables(test::GgufForm().tables, "form"), "form");
 }
 
-TEST(StreamDecoder, HoldsBackHalfACharacter) {
+TEST(StreamDecoder, WithholdsHalfACharacter) {
   const Tokenizer tokenizer = test::golden_tokenizer("sentencepiece");
   const auto byte = [&](const char* name) { return *tokenizer.find(name); };
   StreamDecoder stream(tokenizer);

@@ -1,5 +1,5 @@
 #pragma once
-/// The tokenizers that tests read: committed small ones, and large ones from the test data.
+/// The tokenizers of the tests: small ones in the repository, and large ones from the test data.
 
 #include "core/file.h"
 #include "formats/gguf/gguf.h"
@@ -37,7 +37,7 @@ inline std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// A file of the test data (scripts/test_data.py gets it), or nothing.
+/// A file of the test data (downloaded by scripts/test_data.py), or nullopt.
 inline std::optional<fs::path> test_data(const fs::path& name) {
   const std::string set = environment("LCA_TEST_DATA");
   const fs::path folder =
@@ -73,7 +73,7 @@ inline Tokenizer patched_tokenizer(const std::string& name) {
   return tokenizer_from_json(tree.dump(), name);
 }
 
-/// The GGUF form of sentencepiece.json, which holds what the tables point to.
+/// The GGUF form of sentencepiece.json; it owns the data that the tables point to.
 struct GgufForm {
   GgufForm() {
     const nlohmann::json tree = golden_json("sentencepiece.gguf.json");
