@@ -148,8 +148,9 @@ ChatFormat chat_format_detect(std::string_view chat_template, std::string_view a
       contains(text, "eos_token")) {
     return ChatFormat::deepseek;
   }
-  fail_incompatible("the checkpoint's chat template (\"{}\") has no known format; choose one: {}",
-                    text_printable(text, 60), fmt::join(chat_format_names(), ", "));
+  fail_incompatible(
+      "the checkpoint's chat template (\"{}\") has no known format; choose a format: {}",
+      text_printable(text, 60), fmt::join(chat_format_names(), ", "));
 }
 
 ChatStyle chat_style(ChatFormat format, std::string_view chat_template, std::string_view begin,

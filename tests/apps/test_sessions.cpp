@@ -124,7 +124,8 @@ TEST_F(Sessions, TurnsInSeveralRunsAreThoseOfOneChat) {
     EXPECT_EQ(half.code, 0) << half.err;
     halves += half.out;
     if (part[0] == 'a') {
-      EXPECT_NE(half.err.find(kept + ": a conversation of "), std::string::npos) << half.err;
+      EXPECT_NE(half.err.find(kept + ": continuing a conversation of "), std::string::npos)
+          << half.err;
     }
   }
   EXPECT_EQ(halves, chat.out);
