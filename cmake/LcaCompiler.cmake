@@ -51,6 +51,12 @@ function(lca_compile target)
     "$<$<CXX_COMPILER_ID:GNU>:-Wno-psabi;-Wno-restrict>"
     $<$<BOOL:${LCA_WERROR}>:-Werror>)
   target_link_options(${target} PRIVATE -Wl,--as-needed)
+  if(lca_sanitize)
+    # Several files at once: headers and templates are most of what an instrumented build compiles.
+    # The other presets compile each file alone, so that none leans on another's includes.
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>")
+  endif()
   get_target_property(type ${target} TYPE)
   if(lca_sanitize AND type STREQUAL "EXECUTABLE")
     target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/sanitizers/defaults.cpp)

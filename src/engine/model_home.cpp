@@ -37,14 +37,14 @@ std::filesystem::path model_resolve(std::string_view name) {
   if (name == kBuiltIn) {
     std::filesystem::path file = model_home() / kBuiltInFile;
     if (!std::filesystem::is_regular_file(file, ignored)) {
-      fail_input("{} is not downloaded yet (looked for {}); run `make model` once to fetch it",
-                 kBuiltIn, path_printable(file.string()));
+      fail_not_found("{} is not downloaded yet (looked for {}); run `make model` once to fetch it",
+                     kBuiltIn, path_printable(file.string()));
     }
     return file;
   }
   std::filesystem::path path(name);
   if (!std::filesystem::exists(path, ignored)) {
-    fail_input(
+    fail_not_found(
         "{}: no such file or folder; a model is a .gguf file, a folder, or the built-in name {}",
         path_printable(name), kBuiltIn);
   }

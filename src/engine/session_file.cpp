@@ -316,8 +316,8 @@ SessionRecord session_parse(std::span<const std::byte> bytes, std::string_view n
   }
 }
 
-SessionRecord session_read(const std::string& path) {
-  const MappedFile file(path);
+SessionRecord session_read(const std::string& path, FileAccess access) {
+  const MappedFile file(path, access);
   return mapped_read(file, [&] { return session_parse(file.bytes(), path); });
 }
 

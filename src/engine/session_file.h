@@ -2,6 +2,7 @@
 /// Session files (docs/sessions.md specifies them byte by byte).
 
 #include <lca/cache.h>
+#include <lca/file_access.h>
 #include <lca/model.h>
 #include <lca/session.h>
 
@@ -67,7 +68,7 @@ void session_write(const std::string& path, const SessionRecord& record);
 /// Reads a session file and checks all of it: the checksum first, then every value against the
 /// others. Throws Error (bad input) that begins with `name`.
 SessionRecord session_parse(std::span<const std::byte> bytes, std::string_view name);
-SessionRecord session_read(const std::string& path);
+SessionRecord session_read(const std::string& path, FileAccess access = FileAccess::map);
 
 /// Restores a session from a record, as Session::load does; `name` is the file's.
 Session session_resume(SessionRecord record, std::shared_ptr<const Model> model, Context& context,

@@ -19,7 +19,7 @@ namespace lca {
 namespace {
 
 /// A lock file begins with this line; the second one names the process that holds it.
-constexpr std::string_view kMagic = "lca session lock\n";
+constexpr std::string_view kLockMagic = "lca session lock\n";
 constexpr std::string_view kProcess = "process ";
 constexpr std::size_t kLongest = 64;
 
@@ -34,14 +34,14 @@ std::optional<std::string> lock_text(int descriptor) {
   const ssize_t count = ::pread(descriptor, bytes.data(), bytes.size(), 0);
   if (count < 0 || static_cast<std::size_t>(count) > kLongest) return std::nullopt;
   std::string text(bytes.data(), static_cast<std::size_t>(count));
-  if (!text.empty() && !text.starts_with(kMagic)) return std::nullopt;
+  if (!text.empty() && !text.starts_with(kLockMagic)) return std::nullopt;
   return text;
 }
 
 /// " (process 123)" if the lock file names the process.
 std::string owner_text(int descriptor) {
   const std::string text = lock_text(descriptor).value_or("");
-  const std::string head = std::string(kMagic).append(kProcess);
+  const std::string head = std::string(kLockMagic).append(kProcess);
   if (!text.starts_with(head)) return "";
   const std::size_t end = text.find_first_not_of("0123456789", head.size());
   const std::string digits = text.substr(head.size(), end - head.size());
@@ -100,7 +100,7 @@ SessionLock::SessionLock(const std::string& path) : lock_(session_lock_path(path
     descriptor_ = file.release();
     break;
   }
-  const std::string owner = fmt::format("{}{}{}\n", kMagic, kProcess, ::getpid());
+  const std::string owner = fmt::format("{}{}{}\n", kLockMagic, kProcess, ::getpid());
   // Only for the message of another program: the lock is held even if this cannot be written.
   [[maybe_unused]] const int cut = ::ftruncate(descriptor_, 0);
   [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_, owner.data(), owner.size(), 0);

@@ -121,8 +121,10 @@ void Session::save(const std::string& path) const {
 
 Session Session::load(std::shared_ptr<const Model> model, Context& context, const std::string& path,
                       const SessionOptions& options) {
-  return guarded(
-      [&] { return session_resume(session_read(path), std::move(model), context, options, path); });
+  return guarded([&] {
+    SessionRecord record = session_read(path, model->state().access);
+    return session_resume(std::move(record), std::move(model), context, options, path);
+  });
 }
 
 Session session_resume(SessionRecord record, std::shared_ptr<const Model> model, Context& context,

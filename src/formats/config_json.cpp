@@ -17,7 +17,6 @@ namespace {
 constexpr std::array kArchitectures = {Architecture::llama, Architecture::qwen2,
                                        Architecture::deepseek_v2, Architecture::minicpm3};
 constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
-constexpr double kSmallest = std::numeric_limits<double>::min();
 
 /// What transformers assumes where a file says nothing; it leaves such fields out when it saves.
 struct Defaults {
@@ -225,7 +224,7 @@ void experts_read(ModelConfig& config, const JsonFields& fields) {
                        ? 2
                        : fields.integer_if("n_shared_experts", 0, kLargest).value_or(0);
   experts.normalise = fields.boolean_if("norm_topk_prob").value_or(false);
-  experts.scale = fields.number("routed_scaling_factor", 1, kSmallest);
+  experts.scale = fields.number("routed_scaling_factor", 1, kSmallestPositive);
   // The model's own code either normalises or scales.
   if (experts.normalise) experts.scale = 1;
 
@@ -250,11 +249,11 @@ void experts_read(ModelConfig& config, const JsonFields& fields) {
 
 /// The scalings of MiniCPM3; null turns one off.
 void scales_read(ModelConfig& config, const JsonFields& fields) {
-  config.embedding_scale = fields.number("scale_emb", 12, kSmallest);
+  config.embedding_scale = fields.number("scale_emb", 12, kSmallestPositive);
   const double root = std::sqrt(static_cast<double>(config.layers));
   const double depth = fields.find("scale_depth") == nullptr
                            ? 1.4
-                           : fields.number_if("scale_depth", kSmallest).value_or(root);
+                           : fields.number_if("scale_depth", kSmallestPositive).value_or(root);
   config.residual_scale = depth / root;
   const std::int64_t base = fields.find("dim_model_base") == nullptr
                                 ? 256
@@ -274,7 +273,7 @@ ModelConfig model_config_from_json(std::string_view text, std::string_view where
   config.feed_forward = count_read(fields, "intermediate_size", defaults.feed_forward);
   config.vocabulary = count_read(fields, "vocab_size", defaults.vocabulary);
   config.context = count_read(fields, "max_position_embeddings", defaults.context);
-  config.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps, kSmallest);
+  config.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps, kSmallestPositive);
   const std::optional<bool> tied = fields.boolean_if("tie_word_embeddings");
   config.tied = tied.value_or(defaults.tied);
   config.head_stated = tied == false;

@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::array kKinds = {RopeKind::standard, RopeKind::linear,   RopeKind::dynamic,
                                RopeKind::yarn,     RopeKind::longrope, RopeKind::llama3};
-constexpr double kSmallest = std::numeric_limits<double>::min();
 constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
 
 RopeKind kind_read(const JsonFields& rope) {
@@ -33,7 +32,7 @@ RopeKind kind_read(const JsonFields& rope) {
 
 /// A number that the kind cannot do without.
 double number_need(const JsonFields& rope, std::string_view name, RopeKind kind) {
-  const std::optional<double> value = rope.number_if(name, kSmallest);
+  const std::optional<double> value = rope.number_if(name, kSmallestPositive);
   if (!value) {
     fail_input("{}: rope \"{}\" needs field \"{}\"", rope.where(), rope_kind_name(kind), name);
   }
@@ -65,16 +64,16 @@ void kind_fields_read(RopeConfig& config, const JsonFields& rope, std::int64_t c
     case RopeKind::yarn:
       // null asks for the ratio of the lengths; a field that is not there is a mistake.
       if (rope.find("factor") == nullptr) number_need(rope, "factor", config.kind);
-      config.factor = rope.number_if("factor", kSmallest).value_or(stretch);
-      config.attention_factor = rope.number_if("attention_factor", kSmallest);
+      config.factor = rope.number_if("factor", kSmallestPositive).value_or(stretch);
+      config.attention_factor = rope.number_if("attention_factor", kSmallestPositive);
       config.beta_fast = number_or(rope, "beta_fast", 32);
       config.beta_slow = number_or(rope, "beta_slow", 1);
       config.mscale = rope.number_if("mscale", 0);
       config.truncate = rope.boolean("truncate", true);
       break;
     case RopeKind::longrope: {
-      config.factor = rope.number_if("factor", kSmallest).value_or(stretch);
-      config.attention_factor = rope.number_if("attention_factor", kSmallest);
+      config.factor = rope.number_if("factor", kSmallestPositive).value_or(stretch);
+      config.attention_factor = rope.number_if("attention_factor", kSmallestPositive);
       const auto factors_need = [&](std::string_view name) {
         std::optional<std::vector<double>> factors = rope.numbers_if(name);
         if (!factors) fail_input("{}: rope \"longrope\" needs field \"{}\"", rope.where(), name);
@@ -102,7 +101,7 @@ RopeConfig rope_config_from_json(const JsonFields& config, std::int64_t width,
                                  std::int64_t context) {
   RopeConfig result;
   result.width = width;
-  result.base = config.number_if("rope_theta", kSmallest).value_or(result.base);
+  result.base = config.number_if("rope_theta", kSmallestPositive).value_or(result.base);
   check_whole(config);
 
   // An empty object counts as none; of two, transformers takes the older spelling.
@@ -121,7 +120,7 @@ RopeConfig rope_config_from_json(const JsonFields& config, std::int64_t width,
     fail_input("{}: mrope_section is not supported", rope->where());
   }
   result.kind = kind_read(*rope);
-  result.base = rope->number_if("rope_theta", kSmallest).value_or(result.base);
+  result.base = rope->number_if("rope_theta", kSmallestPositive).value_or(result.base);
   if (result.kind == RopeKind::standard || result.kind == RopeKind::linear) {
     result.original_length = 0;
   } else if (result.kind == RopeKind::dynamic) {

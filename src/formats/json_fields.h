@@ -5,12 +5,16 @@
 #include "formats/json_text.h"
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace lca {
+
+/// The minimum of a field that takes numbers above 0.
+inline constexpr double kSmallestPositive = std::numeric_limits<double>::min();
 
 /// A value of the object.
 struct JsonField {

@@ -1,13 +1,13 @@
 #include "formats/model_config.h"
 
 #include "core/error.h"
+#include "formats/settings_json.h"
 
 #include <algorithm>
 
 namespace lca {
 namespace {
 
-constexpr std::int64_t kMostLayers = 10'000;
 constexpr std::int64_t kWidest = std::int64_t{1} << 20;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
 constexpr std::int64_t kMostHeads = 4096;

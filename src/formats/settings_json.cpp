@@ -18,7 +18,6 @@ namespace lca {
 namespace {
 
 constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
-constexpr std::int64_t kMostLayers = 10'000;
 constexpr std::string_view kScale = "scale";
 constexpr std::string_view kPrefill = "prefill";
 

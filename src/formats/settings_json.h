@@ -12,6 +12,9 @@
 
 namespace lca {
 
+/// The maximum number of layers of a model.
+inline constexpr std::int64_t kMostLayers = 10'000;
+
 /// What such an object says.
 struct SettingsObject {
   Settings settings;

@@ -54,6 +54,7 @@ std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
 std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) {
   const std::string device = device_resolve(options.device);
   auto state = std::make_unique<State>(Checkpoint::open(options.path, options.access));
+  state->access = options.access;
   const std::int64_t layers = state->config().layers;
   if (!options.adapter.empty()) {
     state->adapter = Adapter::open(options.adapter, layers, options.access);

@@ -19,6 +19,7 @@ namespace lca {
 struct Model::State {
   explicit State(Checkpoint opened) : checkpoint(std::move(opened)), rope(config().rope) {}
 
+  FileAccess access = FileAccess::map;
   Checkpoint checkpoint;
   std::optional<Adapter> adapter;
   Rope rope;

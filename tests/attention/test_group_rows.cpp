@@ -60,7 +60,9 @@ TEST(GroupRows, HoldersThatSharePagesNeverWriteOverEachOther) {
     GroupRows two = one.share(shared);
     GroupRows three = one.share(one.rows());
     EXPECT_EQ(two.rows(), shared);
-    if (shared > 0) EXPECT_EQ(ends(two).back(), shared);
+    if (shared > 0) {
+      EXPECT_EQ(ends(two).back(), shared);
+    }
     for (int round = 0; round < 3; ++round) {
       extend(two, 77, 2);
       extend(three, 50, 3);

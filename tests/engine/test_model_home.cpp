@@ -62,7 +62,8 @@ TEST(ModelHome, TheBuiltInNameIsTheFileThatWasFetched) {
   const Variable home("LCA_HOME", folder.path().c_str());
   const auto file = folder / "SmolLM2-135M-Instruct.Q4_1.gguf";
   expect_error([] { model_resolve("smollm2"); },
-               {"smollm2 is not downloaded yet", file.string(), "`make model`"});
+               {"smollm2 is not downloaded yet", file.string(), "`make model`"},
+               ErrorKind::not_found);
   write_file(file, "x");
   EXPECT_EQ(model_resolve("smollm2"), file);
 }
@@ -73,7 +74,8 @@ TEST(ModelHome, EverythingElseIsAPath) {
   EXPECT_EQ(model_resolve((folder / "m.gguf").string()), folder / "m.gguf");
   EXPECT_EQ(model_resolve(folder.path().string()), folder.path());
   expect_error([&] { model_resolve((folder / "n.gguf").string()); },
-               {(folder / "n.gguf").string(), "no such file or folder", "smollm2"});
+               {(folder / "n.gguf").string(), "no such file or folder", "smollm2"},
+               ErrorKind::not_found);
   expect_error([] { model_resolve(""); }, {"empty", "smollm2"});
 }
 

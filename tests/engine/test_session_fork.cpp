@@ -7,8 +7,6 @@
 namespace lca::test {
 namespace {
 
-constexpr double kTolerance = 2e-5;
-
 /// The logits of a fresh session that reads `tokens`.
 std::vector<float> fresh_logits(Bench& bench, const std::vector<Settings>& settings,
                                 std::span<const std::int32_t> tokens) {
@@ -27,7 +25,7 @@ TEST(SessionFork, AnyEarlierLengthIsWhereReadingItLeads) {
         const Session fork = from.fork(length);
         ASSERT_EQ(fork.length(), length);
         const std::span tokens = std::span(from.tokens()).first(static_cast<std::size_t>(length));
-        EXPECT_LE(logits_error(fresh_logits(bench, {settings}, tokens), fork.logits()), kTolerance)
+        EXPECT_LE(logits_error(fresh_logits(bench, {settings}, tokens), fork.logits()), kSameLogits)
             << name << " at " << length;
       }
       EXPECT_EQ(from.fork(0).length(), 0);
@@ -92,7 +90,7 @@ TEST(SessionTruncate, CutsDownToTheFloorAndForgetsTheLogits) {
   all.insert(all.end(), more.begin(), more.end());
   session.prefill(more);
   EXPECT_LE(logits_error(fresh_logits(bench, {small_settings()}, all), session.logits()),
-            kTolerance);
+            kSameLogits);
 }
 
 TEST(SessionPrefix, ReadsOnlyTheRest) {
@@ -113,7 +111,7 @@ TEST(SessionPrefix, ReadsOnlyTheRest) {
   EXPECT_TRUE(session.logits().empty());
   session.prefill(std::span(other).subspan(44));
   EXPECT_LE(logits_error(fresh_logits(bench, {small_settings()}, other), session.logits()),
-            kTolerance);
+            kSameLogits);
   // The beginning of what was read: its last token is read again for its logits.
   EXPECT_EQ(session.keep_prefix(std::span(other).first(50)), 50);
   EXPECT_EQ(session.keep_prefix(std::span(other).first(49)), 0) << "48 is behind the floor";
@@ -140,7 +138,7 @@ TEST(SessionPrefix, FrequenciesThatDependOnLengthAreNotMixed) {
   EXPECT_EQ(longer.truncate_floor(), 60);
   const Session fork = longer.fork(20);
   EXPECT_LE(logits_error(fresh_logits(bench, {dense_settings()}, fork.tokens()), fork.logits()),
-            kTolerance);
+            kSameLogits);
   std::vector<std::int32_t> prompt = longer.tokens();
   prompt.push_back(1);
   EXPECT_EQ(longer.keep_prefix(prompt), 0);

@@ -8,7 +8,9 @@ namespace {
 
 using test::expect_error;
 
-ModelConfig parse(std::string_view text) { return model_config_from_json(text, "config.json"); }
+ModelConfig config_parse(std::string_view text) {
+  return model_config_from_json(text, "config.json");
+}
 
 /// A small valid file of `type` with more fields at its end, which must not repeat earlier ones.
 std::string small(const std::string& type, const std::string& more = "") {
@@ -35,7 +37,7 @@ std::string small(const std::string& type, const std::string& more = "") {
 void expect_bad(const std::string& type, const std::string& more, std::vector<std::string> parts) {
   parts.insert(parts.begin(), "config.json: ");
   SCOPED_TRACE(more);
-  expect_error([&] { parse(small(type, more)); }, parts);
+  expect_error([&] { config_parse(small(type, more)); }, parts);
 }
 
 const std::vector<std::string> kTypes = {"llama", "qwen2", "deepseek_v2", "minicpm3"};
@@ -58,7 +60,7 @@ constexpr const char* kLite = R"({
   "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 102400})";
 
 TEST(ConfigJson, ReadsDeepSeekV2Lite) {
-  const ModelConfig config = parse(kLite);
+  const ModelConfig config = config_parse(kLite);
   EXPECT_EQ(config.architecture, Architecture::deepseek_v2);
   EXPECT_EQ(config.layers, 27);
   EXPECT_EQ(config.hidden, 2048);
@@ -91,10 +93,10 @@ TEST(ConfigJson, ReadsDeepSeekV2Lite) {
 TEST(ConfigJson, ReadsMiniCpm3FromItsDefaultsAndItsLists) {
   std::string factors = "1";
   for (int i = 1; i < 16; ++i) factors += "," + std::to_string(1 + i) + ".5";
-  const ModelConfig config =
-      parse(R"({"model_type":"minicpm3","eos_token_id":[2,73440],"rope_scaling":{"type":"longrope",
+  const ModelConfig config = config_parse(
+      R"({"model_type":"minicpm3","eos_token_id":[2,73440],"rope_scaling":{"type":"longrope",
         "original_max_position_embeddings":32768,"short_factor":[)" +
-            factors + R"(],"long_factor":[)" + factors + "]}}");
+      factors + R"(],"long_factor":[)" + factors + "]}}");
   EXPECT_EQ(config.layers, 62);
   EXPECT_EQ(config.hidden, 2560);
   EXPECT_EQ(config.attention, named_shape("minicpm3").shape);
@@ -115,7 +117,7 @@ TEST(ConfigJson, ReadsMiniCpm3FromItsDefaultsAndItsLists) {
 }
 
 TEST(ConfigJson, ReadsQwen2WithItsBiasesAndAWindowThatIsOff) {
-  const ModelConfig config = parse(R"({"model_type":"qwen2","bos_token_id":151643,
+  const ModelConfig config = config_parse(R"({"model_type":"qwen2","bos_token_id":151643,
     "eos_token_id":151643,"hidden_act":"silu","hidden_size":3584,"intermediate_size":18944,
     "max_position_embeddings":131072,"max_window_layers":28,"num_attention_heads":28,
     "num_hidden_layers":28,"num_key_value_heads":4,"rms_norm_eps":1e-06,"rope_theta":10000,
@@ -128,7 +130,7 @@ TEST(ConfigJson, ReadsQwen2WithItsBiasesAndAWindowThatIsOff) {
 }
 
 TEST(ConfigJson, AnEmptyLlamaIsLlama2) {
-  const ModelConfig config = parse(R"({"model_type":"llama"})");
+  const ModelConfig config = config_parse(R"({"model_type":"llama"})");
   EXPECT_EQ(config.layers, 32);
   EXPECT_EQ(config.attention, AttentionShape::gqa(32, 32, 128, 128));
   EXPECT_EQ(config.vocabulary, 32000);
@@ -139,11 +141,11 @@ TEST(ConfigJson, AnEmptyLlamaIsLlama2) {
 }
 
 TEST(ConfigJson, BothSpellingsOfTransformersMeanTheSame) {
-  const ModelConfig older = parse(small(
+  const ModelConfig older = config_parse(small(
       "llama", R"("rope_theta":500000.0,"torch_dtype":"float16","rope_scaling":{"type":"llama3",
       "factor":8,"low_freq_factor":1.0,"high_freq_factor":4.0,
       "original_max_position_embeddings":64})"));
-  const ModelConfig newer = parse(
+  const ModelConfig newer = config_parse(
       small("llama", R"("dtype":"float16","rope_parameters":{"rope_type":"llama3","rope_theta":5e5,
       "factor":8.0,"low_freq_factor":1,"high_freq_factor":4,
       "original_max_position_embeddings":64})"));
@@ -157,27 +159,28 @@ TEST(ConfigJson, BothSpellingsOfTransformersMeanTheSame) {
 }
 
 TEST(ConfigJson, RopeKindsTakeTheirDefaults) {
-  EXPECT_EQ(parse(small("llama", R"("rope_scaling":null)")).rope.kind, RopeKind::standard);
-  EXPECT_EQ(
-      parse(small("llama", R"("rope_scaling":{},"rope_parameters":{"rope_theta":7})")).rope.base,
-      7);
+  EXPECT_EQ(config_parse(small("llama", R"("rope_scaling":null)")).rope.kind, RopeKind::standard);
+  EXPECT_EQ(config_parse(small("llama", R"("rope_scaling":{},"rope_parameters":{"rope_theta":7})"))
+                .rope.base,
+            7);
   const RopeConfig linear =
-      parse(small("llama", R"("rope_scaling":{"type":"linear","factor":4})")).rope;
+      config_parse(small("llama", R"("rope_scaling":{"type":"linear","factor":4})")).rope;
   EXPECT_EQ(linear.kind, RopeKind::linear);
   EXPECT_EQ(linear.factor, 4);
   const RopeConfig dynamic =
-      parse(small("llama", R"("rope_scaling":{"rope_type":"dynamic","factor":2})")).rope;
+      config_parse(small("llama", R"("rope_scaling":{"rope_type":"dynamic","factor":2})")).rope;
   EXPECT_EQ(dynamic.original_length, 256);
   const RopeConfig yarn =
-      parse(small("qwen2", R"("rope_scaling":{"rope_type":"yarn","factor":null,"beta_fast":0,
+      config_parse(small("qwen2", R"("rope_scaling":{"rope_type":"yarn","factor":null,"beta_fast":0,
       "original_max_position_embeddings":64})"))
           .rope;
   EXPECT_EQ(yarn.factor, 4);
   EXPECT_EQ(yarn.beta_fast, 32);
   EXPECT_TRUE(yarn.truncate);
   const RopeConfig outside =
-      parse(small("llama",
-                  R"("original_max_position_embeddings":32,"rope_scaling":{"rope_type":"yarn",
+      config_parse(
+          small("llama",
+                R"("original_max_position_embeddings":32,"rope_scaling":{"rope_type":"yarn",
       "factor":2,"original_max_position_embeddings":64,"truncate":false})"))
           .rope;
   EXPECT_EQ(outside.original_length, 32);
@@ -186,11 +189,11 @@ TEST(ConfigJson, RopeKindsTakeTheirDefaults) {
 
 TEST(ConfigJson, OtherArchitecturesAreRefusedByName) {
   for (const char* type : {"mistral", "qwen3", "", "LLAMA", "deepseek_v3"}) {
-    expect_error([&] { parse(small(type)); },
+    expect_error([&] { config_parse(small(type)); },
                  {"config.json: model_type", type, "llama, qwen2, deepseek_v2, minicpm3"});
   }
-  expect_error([] { parse("{}"); }, {"\"model_type\" is missing"});
-  expect_error([] { parse(R"({"model_type":7})"); }, {"model_type", "a text, not 7"});
+  expect_error([] { config_parse("{}"); }, {"\"model_type\" is missing"});
+  expect_error([] { config_parse(R"({"model_type":7})"); }, {"model_type", "a text, not 7"});
 }
 
 TEST(ConfigJson, UnsupportedFeaturesAreRefused) {
@@ -208,7 +211,7 @@ TEST(ConfigJson, UnsupportedFeaturesAreRefused) {
                {"partial_rotary_factor 0.25"});
     expect_bad(type, R"("rope_parameters":{"full_attention":{"rope_type":"default"}})",
                {"full_attention"});
-    EXPECT_NO_THROW(parse(small(type, R"("hidden_act":"swish","partial_rotary_factor":1.0,
+    EXPECT_NO_THROW(config_parse(small(type, R"("hidden_act":"swish","partial_rotary_factor":1.0,
         "pretraining_tp":4,"attention_dropout":0.5,"quantization_config":null,"anything":[{}])")));
   }
   expect_bad("llama", R"("sliding_window":4096)", {"sliding_window 4096"});
@@ -278,26 +281,29 @@ TEST(ConfigJson, RopeFieldsThatAreMissingOrWrongAreNamed) {
 }
 
 TEST(ConfigJson, HeadWidthsFollowTheFile) {
-  EXPECT_EQ(parse(small("llama", R"("head_dim":16)")).attention, AttentionShape::gqa(4, 2, 16, 16));
-  EXPECT_EQ(parse(small("llama", R"("head_dim":null)")).attention, AttentionShape::gqa(4, 2, 8, 8));
-  EXPECT_EQ(parse(small("llama", R"("num_key_value_heads":null)")).attention.kv_heads, 4);
+  EXPECT_EQ(config_parse(small("llama", R"("head_dim":16)")).attention,
+            AttentionShape::gqa(4, 2, 16, 16));
+  EXPECT_EQ(config_parse(small("llama", R"("head_dim":null)")).attention,
+            AttentionShape::gqa(4, 2, 8, 8));
+  EXPECT_EQ(config_parse(small("llama", R"("num_key_value_heads":null)")).attention.kv_heads, 4);
   expect_bad("llama", R"("num_attention_heads":6)", {"hidden_size 32", "num_attention_heads 6"});
   expect_bad("llama", R"("num_key_value_heads":3)", {"4 query heads", "3 KV heads"});
   expect_bad("llama", R"("head_dim":7)", {"width 7 is odd"});
-  EXPECT_NO_THROW(parse(small("qwen2", R"("num_attention_heads":6,"head_dim":8)")));
+  EXPECT_NO_THROW(config_parse(small("qwen2", R"("num_attention_heads":6,"head_dim":8)")));
 }
 
 TEST(ConfigJson, BiasesGoWhereEachArchitectureHasThem) {
-  const ModelConfig llama = parse(small("llama", R"("attention_bias":true,"mlp_bias":true)"));
+  const ModelConfig llama =
+      config_parse(small("llama", R"("attention_bias":true,"mlp_bias":true)"));
   EXPECT_TRUE(llama.qkv_bias && llama.output_bias && llama.mlp_bias);
-  const ModelConfig mla = parse(small("deepseek_v2", R"("attention_bias":true)"));
+  const ModelConfig mla = config_parse(small("deepseek_v2", R"("attention_bias":true)"));
   EXPECT_TRUE(mla.qkv_bias && mla.output_bias);
   EXPECT_FALSE(mla.mlp_bias);
 }
 
 TEST(ConfigJson, ExpertsAreChecked) {
-  const ModelConfig grouped =
-      parse(small("deepseek_v2", R"("topk_method":"group_limited_greedy","n_group":4,"topk_group":2,
+  const ModelConfig grouped = config_parse(
+      small("deepseek_v2", R"("topk_method":"group_limited_greedy","n_group":4,"topk_group":2,
       "routed_scaling_factor":16,"first_k_dense_replace":9)"));
   EXPECT_EQ(grouped.experts.router, Router::group_limited);
   EXPECT_EQ(grouped.experts.groups, 4);
@@ -305,12 +311,13 @@ TEST(ConfigJson, ExpertsAreChecked) {
   EXPECT_EQ(grouped.experts.scale, 16);
   EXPECT_FALSE(grouped.experts.normalise);
   const ModelConfig normalised =
-      parse(small("deepseek_v2", R"("routed_scaling_factor":16,"norm_topk_prob":true)"));
+      config_parse(small("deepseek_v2", R"("routed_scaling_factor":16,"norm_topk_prob":true)"));
   EXPECT_TRUE(normalised.experts.normalise);
   EXPECT_EQ(normalised.experts.scale, 1);
   EXPECT_EQ(grouped.experts.dense_layers, 3);
-  EXPECT_EQ(parse(small("deepseek_v2", R"("n_routed_experts":null)")).experts.count, 0);
-  EXPECT_EQ(parse(small("deepseek_v2", R"("n_group":null,"topk_group":null)")).experts.groups, 1);
+  EXPECT_EQ(config_parse(small("deepseek_v2", R"("n_routed_experts":null)")).experts.count, 0);
+  EXPECT_EQ(
+      config_parse(small("deepseek_v2", R"("n_group":null,"topk_group":null)")).experts.groups, 1);
   expect_bad("deepseek_v2", R"("num_experts_per_tok":null)", {"num_experts_per_tok"});
   expect_bad("deepseek_v2", R"("num_experts_per_tok":9)", {"from 1 to 8, not 9"});
   expect_bad("deepseek_v2", R"("n_routed_experts":5000)", {"the number of experts"});
@@ -325,7 +332,7 @@ TEST(ConfigJson, ExpertsAreChecked) {
 
 TEST(ConfigJson, MiniCpm3ScalesMayBeTurnedOff) {
   const ModelConfig config =
-      parse(small("minicpm3", R"("scale_depth":null,"dim_model_base":null,"scale_emb":1)"));
+      config_parse(small("minicpm3", R"("scale_depth":null,"dim_model_base":null,"scale_emb":1)"));
   EXPECT_EQ(config.residual_scale, 1);
   EXPECT_EQ(config.logit_divisor, 1);
   EXPECT_EQ(config.attention.d_value, 8);
@@ -342,7 +349,7 @@ TEST(ConfigJson, NumbersBeyondAnyModelAreRefused) {
 }
 
 TEST(ConfigJson, ReadsTheSettingsOfTheCheckpoint) {
-  const ModelConfig config = parse(
+  const ModelConfig config = config_parse(
       small("llama", R"("lca":{"group":8,"window":[64,128,256],"method":["dense","lca","lca"]})"));
   ASSERT_EQ(config.lca.size(), 3u);
   EXPECT_EQ(config.lca[0].method, MethodKind::dense);
@@ -353,22 +360,22 @@ TEST(ConfigJson, ReadsTheSettingsOfTheCheckpoint) {
   expect_bad("llama", R"("lca":{"grop":1})", {"lca: unknown field \"grop\""});
   expect_bad("llama", R"("lca":{"group":1,"group":1})", {"lca: field \"group\" appears twice"});
   expect_bad("llama", R"("lca":[])", {"lca", "an object"});
-  EXPECT_TRUE(parse(small("llama", R"("lca":null)")).lca.empty());
+  EXPECT_TRUE(config_parse(small("llama", R"("lca":null)")).lca.empty());
 }
 
 TEST(ConfigJson, TextThatIsNoObjectIsAnError) {
   for (const char* text : {"", "{", "{\"model_type\"}", "nul", "\xff"}) {
-    expect_error([&] { parse(text); }, {"config.json: bad JSON"});
+    expect_error([&] { config_parse(text); }, {"config.json: bad JSON"});
   }
   for (const char* text : {"[]", "1", "null", "\"llama\""}) {
-    expect_error([&] { parse(text); }, {"config.json: must be an object"});
+    expect_error([&] { config_parse(text); }, {"config.json: must be an object"});
   }
   const std::string deep(200'000, '[');
-  expect_error([&] { parse("{\"model_type\":\"llama\",\"x\":" + deep); }, {"bad JSON"});
+  expect_error([&] { config_parse("{\"model_type\":\"llama\",\"x\":" + deep); }, {"bad JSON"});
   expect_error(
       [&] {
-        parse("{\"model_type\":\"llama\",\"eos_token_id\":" + deep + std::string(200'000, ']') +
-              "}");
+        config_parse("{\"model_type\":\"llama\",\"eos_token_id\":" + deep +
+                     std::string(200'000, ']') + "}");
       },
       {"eos_token_id"});
 }

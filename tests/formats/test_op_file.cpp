@@ -15,14 +15,14 @@ using test::mla_file;
 using test::ScratchFolder;
 using test::write_file;
 
-OpInput parse(const FileBuilder& file, std::span<const SettingOverride> overrides = {}) {
+OpInput op_parse(const FileBuilder& file, std::span<const SettingOverride> overrides = {}) {
   const std::string bytes = file.bytes();  // temporary: the result owns its data
   return OpInput::parse(bytes_of(bytes), "in.safetensors", overrides);
 }
 
 void expect_bad(const FileBuilder& file, std::vector<std::string> parts) {
   parts.insert(parts.begin(), "in.safetensors: ");
-  expect_error([&] { parse(file); }, parts);
+  expect_error([&] { op_parse(file); }, parts);
 }
 
 float value_at(const ConstTensor& tensor, std::int64_t i, std::int64_t j, std::int64_t k) {
@@ -46,7 +46,7 @@ void expect_counts(const ConstTensor& tensor, const std::array<std::int64_t, 3>&
 }
 
 TEST(OpInput, ReadsTheMlaForm) {
-  const OpInput input = parse(mla_file());
+  const OpInput input = op_parse(mla_file());
   EXPECT_EQ(input.batch, 2);
   EXPECT_EQ(input.length, 5);
   EXPECT_EQ(input.spec.shape, AttentionShape::mla(2, 3, 2, 4, 6));
@@ -66,7 +66,7 @@ TEST(OpInput, ReadsTheMlaForm) {
 }
 
 TEST(OpInput, ReadsTheGqaForm) {
-  const OpInput input = parse(gqa_file());
+  const OpInput input = op_parse(gqa_file());
   EXPECT_EQ(input.spec.shape, AttentionShape::gqa(4, 2, 3, 7));
   EXPECT_DOUBLE_EQ(input.spec.scale, 1 / std::sqrt(3.0));
   for (const std::int64_t entry : {0, 1}) {
@@ -82,11 +82,11 @@ TEST(OpInput, ReadsTheGqaForm) {
 TEST(OpInput, ReadsTheSmallestFiles) {
   FileBuilder file;
   file.add("q", "F32", {1, 1, 1, 1}).add("k", "F32", {1, 1, 1, 1}).add("v", "F32", {1, 1, 1, 1});
-  EXPECT_EQ(parse(file).length, 1);
+  EXPECT_EQ(op_parse(file).length, 1);
 }
 
 TEST(OpInput, ViewsSurviveAMove) {
-  OpInput first = parse(mla_file());
+  OpInput first = op_parse(mla_file());
   const Queries before = first.queries(1);
   const OpInput second = std::move(first);
   EXPECT_EQ(second.queries(1).nope.data, before.nope.data);
@@ -94,7 +94,7 @@ TEST(OpInput, ViewsSurviveAMove) {
 }
 
 TEST(OpInput, MemoryIsAlignedForVectors) {
-  const OpInput input = parse(gqa_file());
+  const OpInput input = op_parse(gqa_file());
   for (const void* data : {input.queries(0).rope.data, input.entries(0).semantic.data,
                            input.entries(0).positional.data}) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % 64, 0u);
@@ -103,7 +103,7 @@ TEST(OpInput, MemoryIsAlignedForVectors) {
 
 TEST(OpInput, TheCacheStoresBf16OnlyWhereBothCachedTensorsAre) {
   const auto mla = [](const char* c, const char* k_rope) {
-    return parse(mla_file().add("c", c, {2, 5, 4}).add("k_rope", k_rope, {2, 5, 2}));
+    return op_parse(mla_file().add("c", c, {2, 5, 4}).add("k_rope", k_rope, {2, 5, 2}));
   };
   EXPECT_EQ(mla("BF16", "BF16").spec.dtype, DType::bf16);
   expect_counts(mla("BF16", "BF16").entries(1).semantic, {5, 1, 4}, 20, DType::bf16);
@@ -115,14 +115,14 @@ TEST(OpInput, TheCacheStoresBf16OnlyWhereBothCachedTensorsAre) {
     expect_counts(input.entries(1).positional, {5, 1, 2}, 10);
   }
   const OpInput gqa =
-      parse(gqa_file().add("k", "BF16", {2, 5, 2, 3}).add("v", "BF16", {2, 5, 2, 7}));
+      op_parse(gqa_file().add("k", "BF16", {2, 5, 2, 3}).add("v", "BF16", {2, 5, 2, 7}));
   EXPECT_EQ(gqa.spec.dtype, DType::bf16);
   EXPECT_EQ(gqa.queries(0).rope.dtype, DType::f32);
 }
 
 TEST(OpInput, QueriesAndWeightsKeepTheirOwnDtype) {
   const OpInput input =
-      parse(mla_file().add("q_nope", "BF16", {2, 5, 2, 3}).add("w_uv", "BF16", {2, 6, 4}));
+      op_parse(mla_file().add("q_nope", "BF16", {2, 5, 2, 3}).add("w_uv", "BF16", {2, 6, 4}));
   EXPECT_EQ(input.spec.dtype, DType::f32);
   expect_counts(input.queries(1).nope, {5, 2, 3}, 30, DType::bf16);
   expect_counts(input.queries(1).rope, {5, 2, 2}, 20, DType::f32);
@@ -133,7 +133,7 @@ TEST(OpInput, QueriesAndWeightsKeepTheirOwnDtype) {
 TEST(OpInput, NanAndInfinityAreData) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();
-  const OpInput input = parse(mla_file().add("c", "BF16", {2, 5, 4}, {nan, inf, -inf}));
+  const OpInput input = op_parse(mla_file().add("c", "BF16", {2, 5, 4}, {nan, inf, -inf}));
   const ConstTensor c = input.entries(0).semantic;
   EXPECT_TRUE(std::isnan(value_at(c, 0, 0, 0)));
   EXPECT_EQ(value_at(c, 0, 0, 1), inf);
@@ -141,7 +141,7 @@ TEST(OpInput, NanAndInfinityAreData) {
 }
 
 TEST(OpInput, TakesSettingsFromTheMetadata) {
-  const OpInput input = parse(mla_file().settings(
+  const OpInput input = op_parse(mla_file().settings(
       R"({"group":2,"window":1,"summary":"prompt","scale":0.25,"prefill":[2,1]})"));
   EXPECT_EQ(input.spec.settings.group, 2);
   EXPECT_EQ(input.spec.settings.summary, Summary::prompt);
@@ -154,13 +154,13 @@ TEST(OpInput, TakesSettingsFromTheMetadata) {
 TEST(OpInput, OverridesTakePrecedenceOverTheFile) {
   const std::vector<SettingOverride> changes = {{"group", "4"}, {"scale", "3"}, {"prefill", "1,1"}};
   const OpInput input =
-      parse(mla_file().settings(R"({"group":2,"window":1,"scale":0.25})"), changes);
+      op_parse(mla_file().settings(R"({"group":2,"window":1,"scale":0.25})"), changes);
   EXPECT_EQ(input.spec.settings.group, 4);
   EXPECT_EQ(input.spec.settings.window, 1);
   EXPECT_EQ(input.spec.scale, 3.0);
   EXPECT_EQ(input.prefill, (std::vector<std::int64_t>{1, 1}));
   const std::vector<SettingOverride> wrong = {{"group", "0"}};
-  expect_error([&] { parse(mla_file(), wrong); }, {"group must be an integer"});
+  expect_error([&] { op_parse(mla_file(), wrong); }, {"group must be an integer"});
 }
 
 TEST(OpInput, WrongSettingsNameTheFileAndTheField) {
@@ -172,7 +172,7 @@ TEST(OpInput, WrongSettingsNameTheFileAndTheField) {
 }
 
 TEST(OpInput, PrefillMayNotHoldMoreThanThereIs) {
-  EXPECT_NO_THROW(parse(mla_file().settings(R"({"prefill":[4,1]})")));
+  EXPECT_NO_THROW(op_parse(mla_file().settings(R"({"prefill":[4,1]})")));
   for (const char* list :
        {"[6]", "[5,1]", "[1,1,1,1,1,1]", "[9223372036854775807]", "[1,9223372036854775807]",
         "[4611686018427387904,4611686018427387904]"}) {
@@ -253,7 +253,7 @@ TEST(OpInput, HeadsMustBeAMultipleOfKvHeads) {
 }
 
 TEST(OpInput, ReadsPackedDocuments) {
-  const OpInput input = parse(
+  const OpInput input = op_parse(
       mla_file(1).add("cu_seqlens", "I32", {3}, {0, 2, 5}).settings(R"({"group":1,"window":1})"));
   EXPECT_EQ(input.documents, (std::vector<std::int64_t>{0, 2, 5}));
   EXPECT_TRUE(input.prefill.empty());
@@ -265,7 +265,7 @@ TEST(OpInput, PackedDocumentsMustCoverTheSequenceInOrder) {
   const auto documents = [](const std::vector<double>& starts) {
     return mla_file(1).add("cu_seqlens", "I32", {static_cast<std::int64_t>(starts.size())}, starts);
   };
-  EXPECT_NO_THROW(parse(documents({0, 5})));
+  EXPECT_NO_THROW(op_parse(documents({0, 5})));
   expect_bad(documents({1, 5}), {"cu_seqlens", "must start with 0"});
   expect_bad(documents({0, 4}), {"cu_seqlens", "must end with n = 5, not 4"});
   expect_bad(documents({0, 6}), {"cu_seqlens", "must end with n = 5, not 6"});
@@ -288,7 +288,7 @@ TEST(OpInput, PackedDocumentsExcludeBatchesPrefillAndPromptSummaries) {
   expect_bad(documents(1).settings(R"({"prefill":[5]})"), {"cu_seqlens", "prefill"});
   expect_bad(documents(1).settings(R"({"summary":"prompt"})"), {"cu_seqlens", "summary prompt"});
   const std::vector<SettingOverride> paper = {{"preset", "paper"}};
-  expect_error([&] { parse(documents(1), paper); }, {"cu_seqlens", "summary prompt"});
+  expect_error([&] { op_parse(documents(1), paper); }, {"cu_seqlens", "summary prompt"});
 }
 
 TEST(OpInput, ReadsFromDiskAndNamesThePath) {
@@ -327,7 +327,7 @@ TEST(OpInput, ReadsEveryGoldenFile) {
 }
 
 TEST(OpOutput, HoldsZerosOfTheRightSizes) {
-  const OpInput input = parse(gqa_file().settings(R"({"group":2,"window":1})"));
+  const OpInput input = op_parse(gqa_file().settings(R"({"group":2,"window":1})"));
   const OpOutput output(input);
   EXPECT_EQ(output.groups, 2);
   EXPECT_EQ(output.out, std::vector<float>(2 * 5 * 4 * 7));
@@ -369,7 +369,7 @@ void expect_output(const std::map<std::string, TensorInfo>& tensors, const std::
 TEST(OpOutput, WritesExactlyTheMlaTensors) {
   const ScratchFolder folder;
   Safetensors file;
-  const OpInput input = parse(mla_file().settings(R"({"group":2,"window":1})"));
+  const OpInput input = op_parse(mla_file().settings(R"({"group":2,"window":1})"));
   const auto tensors = write_counting(folder / "out", input, file);
   EXPECT_EQ(tensors.size(), 5u);
   EXPECT_TRUE(file.metadata().empty());
@@ -383,7 +383,7 @@ TEST(OpOutput, WritesExactlyTheMlaTensors) {
 TEST(OpOutput, WritesExactlyTheGqaTensors) {
   const ScratchFolder folder;
   Safetensors file;
-  const OpInput input = parse(gqa_file().settings(R"({"group":2,"window":1})"));
+  const OpInput input = op_parse(gqa_file().settings(R"({"group":2,"window":1})"));
   const auto tensors = write_counting(folder / "out", input, file);
   EXPECT_EQ(tensors.size(), 5u);
   expect_output(tensors, "out", {2, 5, 4, 7}, 0);
@@ -396,12 +396,12 @@ TEST(OpOutput, WritesExactlyTheGqaTensors) {
 TEST(OpOutput, WritesEmptyRepresentativesWhereNothingIsCondensed) {
   const ScratchFolder folder;
   Safetensors file;
-  const auto mla = write_counting(folder / "mla", parse(mla_file()), file);
+  const auto mla = write_counting(folder / "mla", op_parse(mla_file()), file);
   expect_output(mla, "rep_c", {2, 0, 4}, 0);
   expect_output(mla, "rep_k_rope", {2, 0, 2}, 0);
   expect_output(mla, "rep_bias", {2, 0}, 0);
   const auto gqa = write_counting(
-      folder / "gqa", parse(gqa_file().settings(R"({"method":"dense","group":1,"window":1})")),
+      folder / "gqa", op_parse(gqa_file().settings(R"({"method":"dense","group":1,"window":1})")),
       file);
   expect_output(gqa, "rep_v", {2, 0, 2, 7}, 0);
   expect_output(gqa, "rep_k", {2, 0, 2, 3}, 0);
@@ -410,7 +410,7 @@ TEST(OpOutput, WritesEmptyRepresentativesWhereNothingIsCondensed) {
 
 TEST(OpOutput, SizesThatDoNotFitLeaveNoFile) {
   const ScratchFolder folder;
-  OpOutput output(parse(mla_file()));
+  OpOutput output(op_parse(mla_file()));
   output.lse.pop_back();
   expect_error(
       [&] {

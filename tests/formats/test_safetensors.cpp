@@ -16,7 +16,7 @@ using test::ScratchFolder;
 using test::write_file;
 
 /// Parsing such a file must fail with a message that holds all of `parts` and names the file.
-void expect_bad(const std::string& file, std::vector<std::string> parts) {
+void expect_bad_file(const std::string& file, std::vector<std::string> parts) {
   parts.insert(parts.begin(), "bad.safetensors: ");
   // A copy of exactly this size, so that a sanitizer detects every access beyond its end.
   const std::vector<char> exact(file.begin(), file.end());
@@ -30,7 +30,7 @@ void expect_bad(const std::string& file, std::vector<std::string> parts) {
 
 void expect_bad_header(const std::string& header, const std::vector<std::string>& parts,
                        std::size_t data = 0) {
-  expect_bad(safetensors_bytes(header, std::string(data, 'x')), parts);
+  expect_bad_file(safetensors_bytes(header, std::string(data, 'x')), parts);
 }
 
 /// A header with one tensor "a" made of the given fields.
@@ -89,22 +89,22 @@ TEST(Safetensors, StaysValidWhenMoved) {
 }
 
 TEST(Safetensors, FilesTooShortOrTruncatedAreErrors) {
-  expect_bad("", {"0 bytes are too few"});
-  expect_bad("1234567", {"7 bytes are too few"});
-  expect_bad(std::string(8, '\0'), {"does not begin with '{'"});
+  expect_bad_file("", {"0 bytes are too few"});
+  expect_bad_file("1234567", {"7 bytes are too few"});
+  expect_bad_file(std::string(8, '\0'), {"does not begin with '{'"});
   const std::string whole = FileBuilder().add("a", "F32", {3}).bytes();
   for (std::size_t length = 0; length < whole.size(); ++length) {
-    expect_bad(whole.substr(0, length), {});
+    expect_bad_file(whole.substr(0, length), {});
   }
-  expect_bad(whole.substr(0, whole.size() - 1), {"tensor \"a\"", "truncated"});
-  expect_bad(whole.substr(0, 20), {"longer than the file", "truncated"});
+  expect_bad_file(whole.substr(0, whole.size() - 1), {"tensor \"a\"", "truncated"});
+  expect_bad_file(whole.substr(0, 20), {"longer than the file", "truncated"});
 }
 
 TEST(Safetensors, HeadersLongerThanTheFileOrTheLimitAreErrors) {
-  expect_bad(std::string(8, '\xff') + "{}", {"18446744073709551615", "longer than the file"});
+  expect_bad_file(std::string(8, '\xff') + "{}", {"18446744073709551615", "longer than the file"});
   std::string file = safetensors_bytes("{}");
   file[0] = 3;
-  expect_bad(file, {"header of 3 bytes is longer than the file"});
+  expect_bad_file(file, {"header of 3 bytes is longer than the file"});
   expect_bad_header("{" + std::string(100'000'000, ' '), {"above the limit of 100000000"});
 }
 

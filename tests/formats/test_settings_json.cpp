@@ -8,22 +8,22 @@ namespace {
 
 using test::expect_error;
 
-SettingsObject parse(std::string_view text, SettingsScope scope = SettingsScope::op_file) {
+SettingsObject settings_parse(std::string_view text, SettingsScope scope = SettingsScope::op_file) {
   return settings_from_json(text, "x: lca", scope);
 }
 
 void expect_bad(const std::string& text, std::vector<std::string> parts) {
   parts.insert(parts.begin(), "x: lca: ");
-  expect_error([&] { parse(text); }, parts);
+  expect_error([&] { settings_parse(text); }, parts);
 }
 
 TEST(SettingsJson, AnEmptyObjectIsThePresetTraining) {
-  EXPECT_EQ(parse("{}"), SettingsObject{});
-  EXPECT_EQ(parse(" { } \n").settings, settings_preset("training"));
+  EXPECT_EQ(settings_parse("{}"), SettingsObject{});
+  EXPECT_EQ(settings_parse(" { } \n").settings, settings_preset("training"));
 }
 
 TEST(SettingsJson, ReadsEveryField) {
-  const SettingsObject object = parse(R"({"method":"window","group":3,"window":7,"sink":0,
+  const SettingsObject object = settings_parse(R"({"method":"window","group":3,"window":7,"sink":0,
       "summary_queries":5,"summary":"prompt","head_reduce":"sum","semantic_pool":"max",
       "positional_pool":"mean","mass":"score","scale":0.0722,"prefill":[4,1,2]})");
   EXPECT_EQ(object.settings.method, MethodKind::window);
@@ -43,7 +43,7 @@ TEST(SettingsJson, ReadsEveryField) {
 TEST(SettingsJson, MissingFieldsTakeTheirDefaults) {
   SettingsObject expected;
   expected.settings.group = 8;
-  EXPECT_EQ(parse(R"({"group":8})"), expected);
+  EXPECT_EQ(settings_parse(R"({"group":8})"), expected);
 }
 
 TEST(SettingsJson, IntegersMustBeIntegersInRange) {
@@ -56,7 +56,7 @@ TEST(SettingsJson, IntegersMustBeIntegersInRange) {
     }
     expect_bad("{\"" + std::string(name) + "\":[1]}", {name, "not a list"});
     expect_bad("{\"" + std::string(name) + "\":{}}", {name, "not an object"});
-    EXPECT_NO_THROW(parse("{\"" + std::string(name) + "\":2147483647}"));
+    EXPECT_NO_THROW(settings_parse("{\"" + std::string(name) + "\":2147483647}"));
   }
   for (const char* name : {"group", "window", "summary_queries"}) {
     expect_bad("{\"" + std::string(name) + "\":0}", {name, "from 1 to 2147483647, not 0"});
@@ -76,8 +76,8 @@ TEST(SettingsJson, ChoicesMustBeKnownNames) {
 }
 
 TEST(SettingsJson, TheScaleMustBeFiniteAndPositive) {
-  EXPECT_EQ(parse(R"({"scale":1})").scale, 1.0);
-  EXPECT_EQ(parse(R"({"scale":1e-300})").scale, 1e-300);
+  EXPECT_EQ(settings_parse(R"({"scale":1})").scale, 1.0);
+  EXPECT_EQ(settings_parse(R"({"scale":1e-300})").scale, 1e-300);
   for (const char* value : {"0", "0.0", "-0.0", "-1", "1e999", "-1e999", "1e-999", "null", "true",
                             "\"1\"", "[1]", "{}"}) {
     expect_bad("{\"scale\":" + std::string(value) + "}",
@@ -95,7 +95,8 @@ TEST(SettingsJson, PrefillMustBeANonEmptyListOfIntegersFromOne) {
     expect_bad("{\"prefill\":" + std::string(value) + "}",
                {"field \"prefill\" must be a list of integers from 1"});
   }
-  EXPECT_EQ(parse(R"({"prefill":[9223372036854775807]})").prefill.size(), 1u);  // n is not known
+  EXPECT_EQ(settings_parse(R"({"prefill":[9223372036854775807]})").prefill.size(),
+            1u);  // n is not known
 }
 
 TEST(SettingsJson, UnknownAndRepeatedFieldsAreNamed) {
@@ -111,9 +112,9 @@ TEST(SettingsJson, UnknownAndRepeatedFieldsAreNamed) {
 
 TEST(SettingsJson, ScaleAndPrefillBelongToOperatorFilesOnly) {
   for (const char* text : {R"({"scale":1})", R"({"prefill":[1]})"}) {
-    expect_error([&] { parse(text, SettingsScope::layer); }, {"x: lca: unknown field"});
+    expect_error([&] { settings_parse(text, SettingsScope::layer); }, {"x: lca: unknown field"});
   }
-  EXPECT_EQ(parse(R"({"sink":4})", SettingsScope::layer).settings.sink, 4);
+  EXPECT_EQ(settings_parse(R"({"sink":4})", SettingsScope::layer).settings.sink, 4);
 }
 
 TEST(SettingsJson, TextThatIsNotAnObjectIsAnError) {
@@ -142,13 +143,13 @@ TEST(SettingsJson, WritesWhatItReads) {
   for (const double scale : {1.0, 0.0722, 0.1147213867929261, 1e-300, 5e-324, 1.7e308, 3e20}) {
     object.scale = scale;
     object.prefill.push_back(17);
-    EXPECT_EQ(parse(settings_to_json(object)), object);
+    EXPECT_EQ(settings_parse(settings_to_json(object)), object);
   }
   for (const SettingField& field : setting_fields()) {
     SettingsObject changed;
     field.set(changed.settings, 2);
     if (!field.is_integer && field.choices.size() < 3) field.set(changed.settings, 1);
-    EXPECT_EQ(parse(settings_to_json(changed), SettingsScope::layer), changed);
+    EXPECT_EQ(settings_parse(settings_to_json(changed), SettingsScope::layer), changed);
   }
 }
 
@@ -211,7 +212,7 @@ TEST(SettingsLayers, WrongValuesAndFieldsAreNamed) {
 }
 
 TEST(SettingOverrides, ReplaceWhatTheyName) {
-  SettingsObject object = parse(R"({"group":4,"mass":"count","scale":2,"prefill":[1,2]})");
+  SettingsObject object = settings_parse(R"({"group":4,"mass":"count","scale":2,"prefill":[1,2]})");
   const std::vector<SettingOverride> changes = {
       {"group", "8"}, {"semantic_pool", "mean"}, {"scale", "0.5"}, {"prefill", "3,4,5"}};
   settings_override(object, changes);
@@ -223,7 +224,7 @@ TEST(SettingOverrides, ReplaceWhatTheyName) {
 }
 
 TEST(SettingOverrides, APresetReplacesTheFileAndSingleSettingsReplaceThePreset) {
-  SettingsObject object = parse(R"({"group":4,"mass":"count","scale":2})");
+  SettingsObject object = settings_parse(R"({"group":4,"mass":"count","scale":2})");
   const std::vector<SettingOverride> changes = {{"sink", "7"}, {"preset", "training-free"}};
   settings_override(object, changes);
   Settings expected = settings_preset("training-free");

@@ -14,8 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // max|Δ| / max|logit|: float32 activations, and the fast path, which rounds every factor to bf16.
-constexpr double kToleranceF32 = 1e-3;
-constexpr double kToleranceBf16 = 2e-2;
+constexpr double kLogitToleranceF32 = 1e-3;
+constexpr double kLogitToleranceBf16 = 2e-2;
 
 std::vector<fs::path> golden_files(const fs::path& folder) {
   std::vector<fs::path> files;
@@ -36,7 +36,7 @@ TEST_P(Conformance, MatchesTransformersInFloat32) {
     const std::vector<float> actual = session_logits(model, expected.tokens, expected.settings,
                                                      /*chunk=*/0, expected.prompt);
     const double error = logits_error(expected.logits, actual);
-    EXPECT_LE(error, kToleranceF32) << file.filename();
+    EXPECT_LE(error, kLogitToleranceF32) << file.filename();
     RecordProperty("error", std::to_string(error));
   }
 }
@@ -67,7 +67,7 @@ TEST_P(FastPath, StaysCloseWhenProductsAreBf16) {
     const std::vector<float> actual =
         session_logits(model, expected.tokens, expected.settings, /*chunk=*/0, prompt);
     const double error = logits_error(expected.logits, actual);
-    EXPECT_LE(error, kToleranceBf16) << prompt << " tokens at once";
+    EXPECT_LE(error, kLogitToleranceBf16) << prompt << " tokens at once";
     EXPECT_GT(error, 0) << "nothing was rounded";
   }
 }

@@ -55,6 +55,10 @@ std::vector<float> session_logits(const std::shared_ptr<const Model>& model,
                                   const std::vector<Settings>& settings, std::int64_t chunk,
                                   std::int64_t prompt);
 
+/// Errors of the same logits where float32 sums were added in another order: they grow a little
+/// from layer to layer.
+inline constexpr double kSameLogits = 2e-5;
+
 /// max|Δ| / max|expected|; infinite where sizes differ or a value is not finite.
 double logits_error(std::span<const float> expected, std::span<const float> actual);
 

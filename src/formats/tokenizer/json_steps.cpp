@@ -10,7 +10,7 @@
 namespace lca {
 namespace {
 
-constexpr std::size_t kMostSteps = 64;
+constexpr std::size_t kMostParts = 64;
 constexpr std::size_t kLongestText = 1024;  // of a replacement
 
 /// Text that a step puts into other text; a long one would let texts explode.
@@ -42,7 +42,7 @@ Regex pattern_read(const JsonObject& object) {
 void each_part(const JsonTree& tree, std::string_view where, const std::string& path,
                std::string_view list_name, std::size_t& count,
                const std::function<void(const JsonObject&, const std::string&)>& read) {
-  if (++count > kMostSteps) fail_input("{}: {} has more than {} parts", where, path, kMostSteps);
+  if (++count > kMostParts) fail_input("{}: {} has more than {} parts", where, path, kMostParts);
   const JsonObject object(tree, where, path);
   const std::string type = object.text("type");
   if (type != "Sequence") return read(object, type);

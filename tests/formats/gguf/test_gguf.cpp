@@ -18,7 +18,7 @@ using test::raw;
 using test::ScratchFolder;
 using test::write_file;
 
-Gguf parse(const std::string& bytes) { return Gguf::parse(bytes_of(bytes), "x.gguf"); }
+Gguf gguf_parse(const std::string& bytes) { return Gguf::parse(bytes_of(bytes), "x.gguf"); }
 
 /// Such a file must fail with a message that holds all of `parts` and begins with the file's name.
 void expect_bad(const std::string& bytes, std::vector<std::string> parts,
@@ -58,7 +58,7 @@ TEST(Gguf, ReadsValuesOfEveryType) {
       .list<std::int16_t>("list", GgufType::i16, {1, -1})
       .list<float>("empty", GgufType::f32, {});
   const std::string bytes = builder.bytes();
-  const Gguf file = parse(bytes);
+  const Gguf file = gguf_parse(bytes);
   EXPECT_EQ(file.name(), "x.gguf");
   EXPECT_EQ(file.values().size(), 17u);
   EXPECT_TRUE(file.tensors().empty());
@@ -106,7 +106,7 @@ TEST(Gguf, ReadsTensorsOfEveryTypeAndReversesTheirShapes) {
     builder.tensor("t." + std::string(info.name), type, {2, 3, 2 * info.block_values});
   }
   const std::string bytes = builder.bytes();
-  const Gguf file = parse(bytes);
+  const Gguf file = gguf_parse(bytes);
   ASSERT_EQ(file.tensors().size(), static_cast<std::size_t>(kPackedTypes));
   for (int i = 0; i < kPackedTypes; ++i) {
     const auto type = static_cast<PackedType>(i);
@@ -130,7 +130,7 @@ TEST(Gguf, HonoursTheAlignmentItIsGiven) {
         .tensor("a", PackedType::f16, {3})
         .tensor("b", PackedType::f16, {1});
     const std::string bytes = builder.bytes();
-    const Gguf file = parse(bytes);
+    const Gguf file = gguf_parse(bytes);
     EXPECT_EQ(file.find("b")->bytes.data() - file.find("a")->bytes.data(),
               std::max<std::ptrdiff_t>(6, alignment));
     EXPECT_EQ(file.find("a")->bytes[0], std::byte{1});
@@ -220,7 +220,7 @@ TEST(Gguf, RefusesBadTensors) {
   expect_bad(twice, {"tensor \"t\" appears twice"});
   expect_bad(GgufBuilder().tensor("", PackedType::f32, {8}), {"a tensor has an empty name"});
   expect_bad(GgufBuilder().tensor(std::string(65, 'n'), PackedType::f32, {8}), {"65 bytes long"});
-  parse(GgufBuilder().tensor(std::string(64, 'n'), PackedType::f32, {8}).bytes());
+  gguf_parse(GgufBuilder().tensor(std::string(64, 'n'), PackedType::f32, {8}).bytes());
 }
 
 TEST(Gguf, NamesTheTypesItDoesNotRead) {
@@ -275,12 +275,12 @@ void exercise(std::string_view bytes) {
 TEST(Gguf, SurvivesTruncationAtEveryByte) {
   GgufBuilder builder = test::gguf_llama();
   const std::string bytes = test::gguf_add_tokenizer(builder).bytes();
-  parse(bytes);
+  gguf_parse(bytes);
   const std::size_t header = bytes.size() - 4000;  // and some of the data
   for (std::size_t length = 0; length < bytes.size(); length += length < header ? 1 : 97) {
     const std::string prefix = bytes.substr(0, length);
     exercise(prefix);
-    EXPECT_THROW(parse(prefix), Error) << length;
+    EXPECT_THROW(gguf_parse(prefix), Error) << length;
   }
 }
 
@@ -293,14 +293,14 @@ TEST(Gguf, SurvivesEveryFlippedBit) {
     exercise(bytes);
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ mask);
   }
-  parse(bytes);
+  gguf_parse(bytes);
 }
 
 TEST(Gguf, ReadsTheTokenizersTables) {
   GgufBuilder builder;
   test::gguf_add_tokenizer(builder);
   const std::string bytes = builder.bytes();
-  const Gguf file = parse(bytes);
+  const Gguf file = gguf_parse(bytes);
   const GgufTokenizer tables = gguf_tokenizer_tables(file);
   EXPECT_EQ(tables.model, "gpt2");
   EXPECT_EQ(tables.pre, "smollm");
@@ -322,7 +322,7 @@ TEST(Gguf, RefusesTokenizersThatContradictThemselves) {
     test::gguf_add_tokenizer(builder);
     change(builder);
     const std::string bytes = builder.bytes();
-    expect_error([&] { gguf_tokenizer_tables(parse(bytes)); }, {"x.gguf: ", part});
+    expect_error([&] { gguf_tokenizer_tables(gguf_parse(bytes)); }, {"x.gguf: ", part});
   };
   expect([](auto& f) { f.remove("tokenizer.ggml.model"); }, "\"tokenizer.ggml.model\" is missing");
   expect([](auto& f) { f.remove("tokenizer.ggml.tokens"); }, "the file has no tokenizer");
