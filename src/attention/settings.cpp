@@ -60,6 +60,9 @@ std::vector<SettingField> make_fields() {
                                                "how a group's RoPE keys become one"),
       choice_field<&Settings::mass>("mass", {"none", "count", "score"},
                                     "logit bias of a representative: 0, log g, or by score"),
+      choice_field<&Settings::positions>(
+          "positions", {"token", "entry"},
+          "positions of condensed history: its tokens', or its entries' in the cache"),
   };
 }
 
