@@ -84,7 +84,7 @@ CacheSize cache_size(const ModelConfig& config, const std::vector<Settings>& lay
   constexpr std::int64_t kThousand = 1024;
   CacheSize size;
   for (const Settings& settings : layers) {
-    const LayerSpec spec{config.attention, settings, DType::bf16, config.softmax_scale()};
+    const LayerSpec spec{config.attention, settings, DType::bf16, config.softmax_scale(), {}};
     // Over whole groups far behind the window, where growth is even.
     const std::int64_t begin = settings.sink + settings.window + kThousand * settings.group;
     const std::int64_t end = begin + kThousand * settings.group;

@@ -11,6 +11,7 @@
 #include "models/weight_packing.h"
 #include "terminal.h"
 #include "trained_length.h"
+#include "workload.h"
 
 #include <lca/method.h>
 
@@ -139,7 +140,7 @@ class Planner {
     const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(spec.dtype));
     const std::int64_t entry_bytes = spec.shape.entry_values() * value_bytes;
     Cost cost;
-    cost.entries = layout.groups(length) + length - layout.dropped(length);
+    cost.entries = layout.entries(length);
     cost.cache = static_cast<std::int64_t>(cache_bytes(spec, length));
     cost.workspace =
         static_cast<std::int64_t>(attention_workspace_bytes(spec, length, run, threads_)) +
@@ -273,22 +274,10 @@ void print_plan_json(const Plan& plan) {
   print_json(json);
 }
 
-/// Checked; where entries are rotated on, with frequencies that stand for the model's: no size
-/// depends on them.
-LayerSpec layer_spec(const AttentionShape& shape, const Settings& settings, DType dtype,
-                     double scale) {
-  LayerSpec spec{shape, settings, dtype, scale, {}};
-  if (settings.positions == Positions::entry) {
-    spec.rotation.frequencies.assign(static_cast<std::size_t>(shape.d_positional() / 2), 1.0);
-  }
-  spec.validate();
-  return spec;
-}
-
 Subject shape_subject(const Flags& flags, DType dtype) {
   const NamedShape& model = named_shape(flags.shape.text);
-  const LayerSpec spec =
-      layer_spec(model.shape, flags.knobs.apply(Settings{}), dtype, flags.knobs.scale(model.scale));
+  const LayerSpec spec = workload_layer(model.shape, flags.knobs.apply(Settings{}), dtype,
+                                        flags.knobs.scale(model.scale));
   return {std::string(model.name), "",
           std::vector<LayerSpec>(static_cast<std::size_t>(model.layers), spec), model.hidden};
 }
@@ -302,8 +291,9 @@ Subject model_subject(const Flags& flags, DType dtype) {
   subject.context = config.context;
   const std::vector<Settings> base = settings_of(checkpoint, adapter_parse(flags.adapter.text));
   for (const Settings& settings : flags.knobs.apply(base)) {
-    subject.layers.push_back(
-        layer_spec(config.attention, settings, dtype, flags.knobs.scale(config.softmax_scale())));
+    // Not the model's own frequencies, which no size depends on.
+    subject.layers.push_back(workload_layer(config.attention, settings, dtype,
+                                            flags.knobs.scale(config.softmax_scale())));
   }
   const WeightPacking packing = flags.packing.read();
   packing_require(checkpoint, packing);

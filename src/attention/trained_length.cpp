@@ -6,19 +6,15 @@
 
 namespace lca {
 
-std::int64_t entries_seen(const Settings& settings, std::int64_t n) {
-  return Layout(settings).visible(n - 1).pairs();
-}
-
 std::int64_t positions_needed(const Settings& settings, std::int64_t n) {
   if (n < 1 || settings.positions == Positions::token) return n;
   const Layout layout(settings);
   const std::int64_t groups = layout.groups(n);
-  const std::int64_t last = entries_seen(settings, n);
+  const std::int64_t last = layout.entries(n);
   if (groups == 0) return last;
   // Entries grow token by token and fall by g − 1 with each group: the top is the prefix before the
   // last group was condensed, which has group_exit tokens.
-  return std::max(last, entries_seen(settings, layout.group_exit(groups - 1)));
+  return std::max(last, layout.entries(layout.group_exit(groups - 1)));
 }
 
 std::int64_t positions_needed(std::span<const Settings> layers, std::int64_t n) {

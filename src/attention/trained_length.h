@@ -14,9 +14,6 @@ namespace lca {
 /// The length of a context that no number of positions limits.
 inline constexpr std::int64_t kEndlessContext = std::numeric_limits<std::int64_t>::max();
 
-/// Entries that the last query of a prefix of n ≥ 1 tokens sees.
-std::int64_t entries_seen(const Settings& settings, std::int64_t n);
-
 /// Positions that the queries of a prefix of n tokens need: those of the one that needs most, which
 /// with `entry` may be an earlier one, just before a group was condensed.
 std::int64_t positions_needed(const Settings& settings, std::int64_t n);

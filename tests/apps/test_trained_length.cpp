@@ -17,8 +17,8 @@ namespace {
 using nlohmann::json;
 using Words = std::vector<std::string>;
 
-// The model is trained for 256 tokens. With this it reads 38 + 8 · 209 of them: 38 exact tokens at
-// most and 218 representatives, and then 6 tokens until the window is full again.
+// The model is trained for 256 tokens. With this it reads more: 218 representatives fit beside 38
+// exact tokens, the most there are, and one more until the window has refilled but for one token.
 const Words kEntry = {"--positions", "entry", "--group", "8", "--window", "28", "--sink", "3"};
 constexpr std::int64_t kLongest = 31 + (256 - 38 + 2) * 8 - 2;
 static_assert(kLongest == 1789);
