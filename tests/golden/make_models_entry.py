@@ -4,6 +4,7 @@ Weights are those of other cases; configs are theirs but for a trained length of
 frequencies depend on the length, they are those of the number of entries the prompt leaves.
 """
 
+import inspect
 import json
 
 import torch
@@ -59,7 +60,7 @@ def fix_frequencies(model, length):
     kind = model.config.rope_parameters["rope_type"]
     if kind != "default":
         rotary.inv_freq = ROPE_INIT_FUNCTIONS[kind](model.config, "cpu", seq_len=length)[0]
-    plain = getattr(type(rotary).forward, "__wrapped__", type(rotary).forward)
+    plain = inspect.unwrap(type(rotary).forward)  # without what changes frequencies with the input
     rotary.forward = lambda x, position_ids, *rest: plain(rotary, x, position_ids, *rest)
     return rotary.inv_freq
 
