@@ -111,7 +111,7 @@ TEST(EntryPositions, ASavedSessionGoesOnBitForBit) {
     Session session = bench.spoken({entry_settings()}, 110, 5);
     const std::string path = folder / (std::string(name) + ".session");
     session.save(path);
-    Session loaded = Session::load(bench.model, bench.context, path);
+    Session loaded = Session::load(bench.model, bench.context, path, {{}, 16});
     EXPECT_EQ(loaded.settings(), session.settings());
     EXPECT_EQ(frequencies_of(loaded), frequencies_of(session));
     for (const std::int32_t token : bench.tokens(20, 3)) {

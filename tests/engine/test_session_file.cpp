@@ -200,7 +200,9 @@ TEST_F(SavedFile, EveryFlippedBitIsRefused) {
     std::string flipped = bytes;
     flipped[at] = static_cast<char>(flipped[at] ^ (1 << at % 8));
     write_file(path, flipped);
-    const bool version = at >= 8 && at < 12 && flipped[at] != 0;
+    // Another version is said to be one, unless it is one of those that are read.
+    const bool known = at == 8 && flipped[at] >= 1 && flipped[at] <= 3;
+    const bool version = at >= 8 && at < 12 && flipped[at] != 0 && !known;
     expect_refused({}, version ? ErrorKind::incompatible : ErrorKind::bad_input);
   }
   std::string flipped = bytes;
