@@ -72,26 +72,26 @@ std::unique_ptr<SequenceCaches> Session::State::empty_caches() const {
   return model->state().backend->caches_open(layers);
 }
 
-std::int64_t Session::State::positions_spanned(std::int64_t tokens) const {
+std::int64_t Session::State::positions_spanned(std::int64_t count) const {
   std::int64_t most = 0;
   for (const Settings& layer : settings) {
     const bool entry = layer.positions == Positions::entry;
-    most = std::max(most, entry ? Layout(layer).entries(tokens) : tokens);
+    most = std::max(most, entry ? Layout(layer).entries(count) : count);
   }
   return most;
 }
 
-void Session::State::rope_decide(std::int64_t tokens) {
+void Session::State::rope_decide(std::int64_t count) {
   if (!entry_positions || length() > 0 || rope_inherited) return;
-  rope_positions = positions_spanned(tokens);
+  rope_positions = positions_spanned(count);
   if (model->state().rope.depends_on_length()) caches = empty_caches();
 }
 
-bool Session::State::rotates_as_prompt(std::int64_t tokens) const {
-  if (!entry_positions) return rotates_as_short(std::max(tokens, length()));
+bool Session::State::rotates_as_prompt(std::int64_t count) const {
+  if (!entry_positions) return rotates_as_short(std::max(count, length()));
   const Rope& rope = model->state().rope;
   return !rope.depends_on_length() ||
-         rope.frequencies(rope_positions) == rope.frequencies(positions_spanned(tokens));
+         rope.frequencies(rope_positions) == rope.frequencies(positions_spanned(count));
 }
 
 void Session::State::check(std::span<const std::int32_t> run) const {

@@ -44,15 +44,15 @@ struct Session::State {
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
   std::unique_ptr<SequenceCaches> empty_caches() const;
   /// Positions that a sequence of so many tokens spans: the most of any layer.
-  std::int64_t positions_spanned(std::int64_t tokens) const;
-  /// Before a step: where the session is empty, its `tokens` decide the frequencies.
-  void rope_decide(std::int64_t tokens);
-  /// The length whose frequencies a step that ends at `tokens` tokens uses.
-  std::int64_t rope_length(std::int64_t tokens) const {
-    return entry_positions ? rope_positions : tokens;
+  std::int64_t positions_spanned(std::int64_t count) const;
+  /// Before a step: where the session is empty, its `count` tokens decide the frequencies.
+  void rope_decide(std::int64_t count);
+  /// The length whose frequencies a step that ends at `count` tokens uses.
+  std::int64_t rope_length(std::int64_t count) const {
+    return entry_positions ? rope_positions : count;
   }
   /// Whether a session that reads a prompt of so many tokens from the start rotates as this one.
-  bool rotates_as_prompt(std::int64_t tokens) const;
+  bool rotates_as_prompt(std::int64_t count) const;
   /// Throws Error where a token is not in the vocabulary, or there is none.
   void check(std::span<const std::int32_t> run) const;
   const SessionMark* mark_at(std::int64_t position) const;
