@@ -95,7 +95,7 @@ def panel_svg(one, context, left):
     values = [part["perplexity"] for part in parts]
     smallest = min(values)
     x = Axis(FIRST, max(part["to"] for part in parts), x0, x1)
-    y = Axis(smallest * 0.95, min(max(values) * 1.05, smallest * MOST), y0, y1)
+    y = Axis(smallest * 0.9, min(max(values) * 1.05, smallest * MOST), y0, y1)
     svg = text(x0, HEADER + 12, "panel", one["title"])
     for tick in y.ticks():
         svg += line(x0, y.at(tick), x1, y.at(tick)) + text(x0 - 8, y.at(tick) + 4, "", f"{tick:g}", "end")
@@ -108,7 +108,7 @@ def panel_svg(one, context, left):
     svg += text((x0 + x1) / 2, y0 + 38, "", "position", "middle")
     if FIRST < context < x.high:
         svg += line(x.at(context), y0, x.at(context), y1, "mark")
-        svg += text(x.at(context) + 5, y0 - 6, "", "trained length")
+        svg += text(x.at(context) - 6, y1 + 12, "", "trained length", "end")
     for kind in KINDS:
         if kind in one["arms"]:
             svg += series(one["arms"][kind], kind, x, y)
@@ -128,7 +128,7 @@ def plot_svg(report):
         labels = [one["arms"][kind]["label"] for one in panels if kind in one["arms"]]
         if labels:
             svg += text(at, 54, kind, "● " + labels[0])
-            at += 28 + 7 * len(labels[0])
+            at += 36 + 6.6 * len(labels[0])
     for i, one in enumerate(panels):
         svg += panel_svg(one, report["model"]["context"], PANEL * i)
     svg += text(24, height - 14, "", "No training. Lower is better. " + "; ".join(report["machines"]))

@@ -200,7 +200,8 @@ TEST_F(Talking, ChatTakesTurnsFromAPipe) {
   const Finished finished = program_run_with(input, flags);
   EXPECT_EQ(finished.code, 0) << finished.err;
   EXPECT_EQ(finished.out.find("> "), std::string::npos) << "a prompt where nobody types";
-  EXPECT_NE(finished.out.find("tokens of 256; cache"), std::string::npos) << finished.out;
+  EXPECT_NE(finished.out.find("tokens; trained for 256 tokens; cache"), std::string::npos)
+      << finished.out;
   EXPECT_NE(finished.out.find("/reset"), std::string::npos) << finished.out;
   EXPECT_NE(finished.err.find("unknown command /nonsense"), std::string::npos) << finished.err;
   EXPECT_EQ(lines(finished.err), 3u) << finished.err;  // two turns and the unknown command
