@@ -169,8 +169,8 @@ void run(const Flags& flags) {
   // No model was trained for condensed context here, so start from the training-free preset.
   Settings settings = flags.knobs.apply(settings_preset(kPreset));
   settings.method = MethodKind::lca;
-  LayerSpec lca{model.shape, settings, DType::f32, flags.knobs.scale(model.scale)};
-  lca.validate();
+  const LayerSpec lca =
+      workload_layer(model.shape, settings, DType::f32, flags.knobs.scale(model.scale));
   LayerSpec dense = lca;
   dense.settings.method = MethodKind::dense;
 

@@ -13,8 +13,9 @@ enum class Summary : std::uint8_t { streaming = 0, prompt = 1 };
 enum class HeadReduce : std::uint8_t { mean = 0, sum = 1, max = 2 };
 enum class Pool : std::uint8_t { weighted = 0, mean = 1, max = 2, select = 3 };
 enum class Mass : std::uint8_t { none = 0, count = 1, score = 2 };
+enum class Positions : std::uint8_t { token = 0, entry = 1 };
 
-/// Settings of one attention layer (mechanism §2–§6).
+/// Settings of one attention layer (mechanism §2–§6, §10).
 struct Settings {
   MethodKind method = MethodKind::lca;
   std::int64_t group = 16;            ///< g, tokens in a group
@@ -26,6 +27,7 @@ struct Settings {
   Pool semantic_pool = Pool::weighted;
   Pool positional_pool = Pool::select;
   Mass mass = Mass::none;
+  Positions positions = Positions::token;  ///< what RoPE counts (mechanism §10)
 
   /// Throws Error naming the first field that is out of range.
   void validate() const;

@@ -10,6 +10,18 @@ namespace lca {
 /// MLA caches one latent and one RoPE key a token; GQA caches a key and a value per KV head.
 enum class Form : std::uint8_t { mla = 0, gqa = 1 };
 
+/// Which channels RoPE rotates together: i with i + width/2, or 2i with 2i + 1.
+enum class RopeLayout : std::uint8_t { halves = 0, adjacent = 1 };
+
+/// How a rotated row is rotated on to another position. Channels beyond 2·frequencies.size() are
+/// not rotated.
+struct Rotation {
+  RopeLayout layout = RopeLayout::halves;
+  std::vector<double> frequencies;  ///< radians a position, one for each pair of channels
+
+  bool operator==(const Rotation&) const = default;
+};
+
 /// Widths of one attention layer. Fields of the other form stay 0.
 struct AttentionShape {
   Form form = Form::mla;

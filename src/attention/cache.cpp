@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attention/cache_state.h"
+#include "attention/rotate.h"
 #include "attention/settings_kind.h"
 #include "core/bf16.h"
 #include "core/error.h"
@@ -71,6 +72,15 @@ void LayerSpec::validate() const {
     fail_input("scale is {}; it takes a finite number above 0", scale);
   }
   if (dtype != DType::f32 && dtype != DType::bf16) fail_input("a cache stores f32 or bf16");
+  if (settings.positions == Positions::token) return;
+  const auto pairs = static_cast<std::int64_t>(rotation.frequencies.size());
+  if (pairs < 1 || 2 * pairs > shape.d_positional()) {
+    fail_input("positions `entry` need 1 to {} RoPE frequencies, not {}", shape.d_positional() / 2,
+               pairs);
+  }
+  for (const double frequency : rotation.frequencies) {
+    if (!std::isfinite(frequency)) fail_input("a RoPE frequency is not a finite number");
+  }
 }
 
 std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length) {
@@ -86,6 +96,9 @@ std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length) {
 Cache::State::State(const LayerSpec& layer)
     : spec(layer),
       layout(layer.settings),
+      rotation_steps(layer.settings.positions == Positions::entry
+                         ? lca::rotation_steps(layer.rotation)
+                         : std::vector<std::uint64_t>()),
       groups(group_bytes(layer)),
       sink(entry_rows(layer)),
       window(entry_rows(layer)),

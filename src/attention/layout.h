@@ -92,6 +92,20 @@ struct BasicLayout {
     return 0;
   }
 
+  /// By how much entry positions lie behind token positions in a prefix of n tokens: what is gone
+  /// counts as its representatives alone (mechanism §10).
+  LCA_HOST_DEVICE constexpr Int position_shift(Int n) const { return dropped(n) - groups(n); }
+
+  /// P(t): the index of query t's own token among the entries it sees (sink, representatives,
+  /// window). Sink and representatives are seen from here, the window from t.
+  LCA_HOST_DEVICE constexpr Int entry_position(Int t) const { return t - position_shift(t + 1); }
+
+  /// The index of representative j among the entries.
+  LCA_HOST_DEVICE constexpr Int group_position(Int j) const { return sink + j; }
+
+  /// Entries a prefix of n tokens leaves: sink, representatives, window.
+  LCA_HOST_DEVICE constexpr Int entries(Int n) const { return n - position_shift(n); }
+
   /// The shortest prefix whose dropped(n) is at least `gone`.
   LCA_HOST_DEVICE constexpr Int shortest_prefix(Int gone) const {
     return gone == 0 ? 0 : sink + window + gone;

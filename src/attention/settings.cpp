@@ -60,6 +60,9 @@ std::vector<SettingField> make_fields() {
                                                "how a group's RoPE keys become one"),
       choice_field<&Settings::mass>("mass", {"none", "count", "score"},
                                     "logit bias of a representative: 0, log g, or by score"),
+      choice_field<&Settings::positions>(
+          "positions", {"token", "entry"},
+          "positions of condensed history: its tokens', or its entries' in the cache"),
   };
 }
 
@@ -77,6 +80,7 @@ const std::vector<Preset>& presets() {
     training_free.sink = 16;
     training_free.semantic_pool = Pool::select;
     training_free.mass = Mass::score;
+    training_free.positions = Positions::entry;
     return std::vector<Preset>{
         {"paper", paper}, {"training", Settings{}}, {"training-free", training_free}};
   }();

@@ -27,6 +27,12 @@ struct Session::State {
   std::size_t most_marks = 8;
   std::vector<Settings> settings;  ///< one per layer
   bool layer_by_layer = false;     ///< the summary of some layer waits for the end of the prompt
+  bool entry_positions = false;    ///< some layer drops tokens and has entry positions
+  /// With entry positions: the number of positions that the first prompt spans, which decides the
+  /// RoPE frequencies for the session's life. Keys are rotated on when they are condensed, so all
+  /// of them share frequencies. 0: no prompt yet.
+  std::int64_t rope_positions = 0;
+  bool rope_inherited = false;  ///< they were decided in the session this one was forked from
   std::unique_ptr<SequenceCaches> caches;
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> pending;  ///< tokens still to be read, kept for the caller
@@ -37,6 +43,16 @@ struct Session::State {
 
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
   std::unique_ptr<SequenceCaches> empty_caches() const;
+  /// Positions that a sequence of so many tokens spans: the most of any layer.
+  std::int64_t positions_spanned(std::int64_t count) const;
+  /// Before a step: where the session is empty, its `count` tokens decide the frequencies.
+  void rope_decide(std::int64_t count);
+  /// The length whose frequencies a step that ends at `count` tokens uses.
+  std::int64_t rope_length(std::int64_t count) const {
+    return entry_positions ? rope_positions : count;
+  }
+  /// Whether a session that reads a prompt of so many tokens from the start rotates as this one.
+  bool rotates_as_prompt(std::int64_t count) const;
   /// Throws Error if a token is not in the vocabulary, or there are no tokens.
   void check(std::span<const std::int32_t> run) const;
   const SessionMark* mark_at(std::int64_t position) const;
@@ -48,13 +64,15 @@ struct Session::State {
   /// Cuts to a length that caches or a mark allow.
   void cut(std::int64_t length);
   /// Whether RoPE at this length is the same as at shorter lengths. Beyond it keys depend on the
-  /// length of the prompt that they belong to, and a shorter session would hold other keys.
+  /// length of the prompt that they belong to, and a shorter session would hold other keys. Always
+  /// true with entry positions, where all keys share frequencies.
   bool rotates_as_short(std::int64_t length) const;
 };
 
 /// One entry per layer: the options' settings, or the model's.
 std::vector<Settings> settings_per_layer(const Model& model, const SessionOptions& options);
-LayerSpec layer_spec(const Model& model, const Settings& settings);
+/// With entry positions the rotation is that of a length of `positions`.
+LayerSpec layer_spec(const Model& model, const Settings& settings, std::int64_t positions = 1);
 bool waits_for_prompt(std::span<const Settings> settings);
 
 }  // namespace lca

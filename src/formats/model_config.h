@@ -23,9 +23,6 @@ enum class RopeKind : std::uint8_t { standard, linear, dynamic, yarn, longrope, 
 /// "default", "linear", "dynamic", "yarn", "longrope", "llama3".
 std::string_view rope_kind_name(RopeKind kind);
 
-/// Which channels are rotated as a pair: i with i + width/2, or 2i with 2i + 1.
-enum class RopeLayout : std::uint8_t { halves, adjacent };
-
 /// Rotary positions. Fields a kind does not use keep their defaults.
 struct RopeConfig {
   RopeKind kind = RopeKind::standard;

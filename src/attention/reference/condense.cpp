@@ -1,5 +1,7 @@
 #include "attention/reference/condense.h"
 
+#include "attention/rotate.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -106,6 +108,22 @@ void pool(Pool how, const Weights& weights, const Array& rows, const Range& grou
   }
 }
 
+// §10: the positional rows of a group as representative j keeps them: rotated from their tokens'
+// positions to its own. [g,KV,d_positional]
+Array rows_at_entry(const LayerSpec& spec, const Layout& layout, const Array& positional,
+                    std::int64_t j) {
+  const Range group = layout.group_range(j);
+  Array rows(group.size(), positional.columns, positional.width);
+  for (std::int64_t i = group.begin; i < group.end; ++i) {
+    for (std::int64_t kv = 0; kv < positional.columns; ++kv) {
+      double* row = rows.at(i - group.begin, kv);
+      std::copy_n(positional.at(i, kv), positional.width, row);
+      rotate_row(spec.rotation, layout.group_position(j) - i, row);
+    }
+  }
+  return rows;
+}
+
 // §5: the bias that a representative's logit carries.
 double mass_bias(Mass mass, const std::vector<double>& scores, const Weights& weights,
                  double score_of_representative) {
@@ -164,6 +182,14 @@ Representatives condense(const LayerSpec& spec, const Projections& projections,
       all.bias.push_back(mass_bias(settings.mass, scores[at], weights[at], own_score));
       all.top.push_back(weights[at].top);
       all.margin.push_back(weights[at].margin);
+    }
+    // Scores and mass stay at token positions; what is kept does not have to.
+    if (settings.positions == Positions::entry) {
+      const Array rows = rows_at_entry(spec, layout, sequence.positional, j);
+      for (std::int64_t kv = 0; kv < kv_heads; ++kv) {
+        pool(settings.positional_pool, weights[static_cast<std::size_t>(kv)], rows,
+             {0, group.size()}, kv, positional.at(0, kv));
+      }
     }
     std::copy(semantic.values.begin(), semantic.values.end(), all.semantic.at(j, 0));
     std::copy(positional.values.begin(), positional.values.end(), all.positional.at(j, 0));

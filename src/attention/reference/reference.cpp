@@ -2,6 +2,7 @@
 
 #include "attention/reference/condense.h"
 #include "attention/reference/heads.h"
+#include "attention/rotate.h"
 #include "core/error.h"
 
 #include <algorithm>
@@ -29,6 +30,16 @@ double softmax_mean(const std::vector<Seen>& seen, std::int64_t width, double* o
   }
   for (std::int64_t d = 0; d < width; ++d) out[d] /= sum;
   return top + std::log(sum);
+}
+
+// §10: a query as sink and representatives see it: rotated from t to its entry's position.
+std::vector<double> query_at_entry(const LayerSpec& spec, const Layout& layout, const double* query,
+                                   std::int64_t t) {
+  std::vector<double> rotated(query, query + spec.shape.d_score());
+  if (spec.settings.positions == Positions::entry) {
+    rotate_row(spec.rotation, layout.entry_position(t) - t, rotated.data() + spec.shape.d_nope);
+  }
+  return rotated;
 }
 
 }  // namespace
@@ -65,19 +76,22 @@ Result attention(const LayerSpec& spec, const LayerWeights& weights, const Queri
     const Visible visible = layout.visible(t);
     for (std::int64_t h = 0; h < shape.heads; ++h) {
       const double* query = sequence.queries.at(t, h);
+      const std::vector<double> far = query_at_entry(spec, layout, query, t);
       seen.clear();
       for (std::int64_t j = 0; j < visible.groups; ++j) {
         const std::int64_t kv = h / shape.heads_per_kv();
         const double bias = representatives.bias[static_cast<std::size_t>(j * shape.kv_heads + kv)];
-        const double logit = scale * dot(query, rep_keys.at(j, h), rep_keys.width) + bias;
+        const double logit = scale * dot(far.data(), rep_keys.at(j, h), rep_keys.width) + bias;
         seen.push_back({logit, rep_values.at(j, h)});
       }
-      for (const Range& exact : {visible.sink, visible.window}) {
+      const auto see_exact = [&](const Range& exact, const double* from) {
         for (std::int64_t i = exact.begin; i < exact.end; ++i) {
-          const double logit = scale * dot(query, sequence.keys.at(i, h), sequence.keys.width);
+          const double logit = scale * dot(from, sequence.keys.at(i, h), sequence.keys.width);
           seen.push_back({logit, values.at(i, h)});
         }
-      }
+      };
+      see_exact(visible.sink, far.data());
+      see_exact(visible.window, query);
       *lse.at(t, h) = softmax_mean(seen, shape.d_value, out.at(t, h));
     }
   }
