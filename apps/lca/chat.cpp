@@ -195,6 +195,7 @@ void run(const Flags& flags) {
   SessionKeeper keeper(flags.session);
   system_check(flags.system, keeper);
   const std::shared_ptr<const Model> model = flags.model.load();
+  tokenizer_warn(model->tokenizer());
   const ChatTemplate format = chat_template(*model, flags.format);
   GenerateOptions options = flags.reply.read(reply_end_tokens(*model, &format));
   if (stdin_is_terminal()) {

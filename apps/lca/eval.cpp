@@ -80,28 +80,23 @@ std::vector<std::int64_t> ranges_parse(const TextFlag& flag) {
   return ends;
 }
 
-/// −ln of the probability of `target`.
-double surprise(const float* logits, std::int64_t vocabulary, std::int32_t target) {
-  const double largest = *std::max_element(logits, logits + vocabulary);
-  double sum = 0;
-  for (std::int64_t i = 0; i < vocabulary; ++i) sum += std::exp(double{logits[i]} - largest);
-  return largest + std::log(sum) - double{logits[target]};
-}
-
 /// −ln p of each token; 0 for the first, which is not predicted.
 std::vector<double> nll_measure(Session& session, Context& context,
                                 const std::vector<std::int32_t>& ids) {
   const auto length = static_cast<std::int64_t>(ids.size());
   const std::int64_t vocabulary = session.model().info().vocabulary;
   std::vector<double> nll(ids.size(), 0.0);
-  prefill_shown(session, ids, "reading",
-                [&](std::int64_t first, std::int64_t count, const float* logits) {
-                  const std::int64_t rows = std::min(count, length - 1 - first);
-                  context.state().pool.run(rows, [&](std::int64_t row, int) {
-                    const auto target = static_cast<std::size_t>(first + row + 1);
-                    nll[target] = surprise(logits + row * vocabulary, vocabulary, ids[target]);
-                  });
-                });
+  prefill_shown(
+      session, ids, "reading", [&](std::int64_t first, std::int64_t count, const float* logits) {
+        const std::int64_t rows = std::min(count, length - 1 - first);
+        context.state().pool.run(rows, [&](std::int64_t row, int) {
+          const auto target = static_cast<std::size_t>(first + row + 1);
+          nll[target] =
+              -double{logprobs_of({logits + row * vocabulary, static_cast<std::size_t>(vocabulary)},
+                                  ids[target])
+                          .logprob};
+        });
+      });
   return nll;
 }
 

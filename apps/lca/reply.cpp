@@ -43,6 +43,11 @@ void session_require(const Model& model, const SessionOptions& options, std::int
       condenses(options) ? "make it shorter" : "use --method lca, or make it shorter");
 }
 
+const std::vector<std::string>& tokenizer_warn(const Tokenizer& tokenizer) {
+  for (const std::string& warning : tokenizer.warnings()) print_note("lca: warning: " + warning);
+  return tokenizer.warnings();
+}
+
 void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info) {
   for (const std::int32_t id : ids) {
     if (id >= 0 && id < info.vocabulary) continue;

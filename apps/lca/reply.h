@@ -34,6 +34,9 @@ class Stopwatch {
 void session_require(const Model& model, const SessionOptions& options, std::int64_t length,
                      int threads, const std::string& what);
 
+/// Prints on standard error what a model's tokenizer warns about, and returns it.
+const std::vector<std::string>& tokenizer_warn(const Tokenizer& tokenizer);
+
 /// Throws Error (bad input) if an id is outside the model's vocabulary.
 void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info);
 

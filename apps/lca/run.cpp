@@ -185,6 +185,7 @@ void run(const Flags& flags) {
   const Stopwatch load_watch;
   const std::shared_ptr<const Model> model = flags.model.load();
   const Tokenizer& tokenizer = model->tokenizer();
+  std::vector<std::string> warnings = tokenizer_warn(tokenizer);
   std::optional<ChatTemplate> chat;
   if (!flags.raw) chat = chat_template(*model, flags.format);
   const ChatTemplate* format = chat ? &*chat : nullptr;
@@ -229,7 +230,8 @@ void run(const Flags& flags) {
   printer.end_line();
   warning.check(session.length());
   if (flags.json) {
-    print_json(reply_json(session, reply, load_seconds, warning.given(), keeper));
+    warnings.insert(warnings.end(), warning.given().begin(), warning.given().end());
+    print_json(reply_json(session, reply, load_seconds, warnings, keeper));
   } else {
     std::string line = reply_summary(reply);
     if (keeper.given() && keeper.error().empty()) {

@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "model_flags.h"
+#include "reply.h"
 #include "terminal.h"
 
 #include <lca/tokenizer.h>
@@ -42,7 +43,7 @@ void run(const Flags& flags) {
         "input)");
   }
   const Tokenizer tokenizer = Tokenizer::open(flags.model.path());
-  for (const std::string& warning : tokenizer.warnings()) print_note("lca: warning: " + warning);
+  tokenizer_warn(tokenizer);
   const std::string text =
       flags.text.given() ? flags.text.text : text_read("--file", flags.file.text);
   const std::vector<std::int32_t> ids =

@@ -30,10 +30,12 @@ RANGES = [n * KILO for n in (2, 4, 8, 16, 32, 64, 112)]
 # name: (label, flags, longest text in tokens or None)
 ARMS = {
     "dense": ("dense", ["--method", "dense"], 16 * KILO),
-    "token": ("LCA training-free, token positions",
-              ["--preset", "training-free", "--positions", "token"], None),
-    "entry": ("LCA training-free, entry positions",
-              ["--preset", "training-free", "--positions", "entry"], None),
+    "token": ("LCA mass score, token positions",
+              ["--preset", "training-free", "--mass", "score", "--positions", "token"], None),
+    "entry": ("LCA mass score, entry positions",
+              ["--preset", "training-free", "--mass", "score", "--positions", "entry"], None),
+    "free": ("LCA training-free (mass none, entry positions)",
+             ["--preset", "training-free", "--mass", "none", "--positions", "entry"], None),
     "window": ("window + sink, entry positions",
                ["--method", "window", "--window", "1024", "--sink", "16", "--positions", "entry"], None),
 }

@@ -14,7 +14,7 @@ PANEL, HEIGHT, LEFT, RIGHT = 400, 330, 52, 22
 HEADER, FOOTER, TOP, BOTTOM = 82, 30, 34, 46
 FIRST = 1024  # where the axis of positions begins; the first range begins at 0
 MOST = 4      # values above so many times the smallest are cut and written out
-KINDS = ("dense", "token", "entry", "window")
+KINDS = ("dense", "token", "entry", "free", "window")
 TICKS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 STYLE = """<style>
 text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #57606a; }
@@ -25,14 +25,16 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 .mark { stroke: #57606a; stroke-width: 1; stroke-dasharray: 4 4; }
 .line { fill: none; stroke-width: 2.5; stroke-linejoin: round; stroke-linecap: round; }
 .entry.line { stroke: #0969da; } text.entry { fill: #0969da; }
+.free.line { stroke: #8250df; } text.free { fill: #8250df; }
 .dense.line { stroke: #c4510a; } text.dense { fill: #c4510a; }
 .token.line { stroke: #a40e26; stroke-dasharray: 6 4; } text.token { fill: #a40e26; }
 .window.line { stroke: #1a7f37; } text.window { fill: #1a7f37; }
-text.entry, text.dense, text.token, text.window { font-weight: 600; }
+text.entry, text.free, text.dense, text.token, text.window { font-weight: 600; }
 @media (prefers-color-scheme: dark) {
   text { fill: #9198a1; } .title, .panel { fill: #f0f6fc; }
   .page { fill: #0d1117; } .grid { stroke: #3d444d; } .mark { stroke: #9198a1; }
   .entry.line { stroke: #4493f8; } text.entry { fill: #4493f8; }
+  .free.line { stroke: #ab7df8; } text.free { fill: #ab7df8; }
   .dense.line { stroke: #f0883e; } text.dense { fill: #f0883e; }
   .token.line { stroke: #ff7b72; } text.token { fill: #ff7b72; }
   .window.line { stroke: #3fb950; } text.window { fill: #3fb950; }

@@ -128,7 +128,7 @@ TEST(OpCommand, APresetReplacesTheFilesSettingsAndFlagsOverrideThePreset) {
              random_gqa(1, 40, R"({"method":"dense","group":3,"mass":"count"})").bytes());
   write_file(folder / "plain", random_gqa(1, 40, "").bytes());
   ASSERT_EQ(op(folder / "plain", folder / "expected",
-               {"--window", "5", "--sink", "16", "--semantic-pool", "select", "--mass", "score"})
+               {"--window", "5", "--sink", "16", "--semantic-pool", "select"})
                 .code,
             0);
   ASSERT_EQ(op(folder / "file", folder / "actual",

@@ -339,7 +339,7 @@ TEST(RealModel, AnswersAndMeasuresAsItsReferenceDoes) {
   const json truth = json::parse(read_file(folder + "perplexity.json"));
   const Finished measured =
       program_run({"eval", "perplexity", "smollm2", "--file", folder + "text.txt", "--length",
-                   "512", "--window", "256", "--positions", "token", "--json"});
+                   "512", "--window", "256", "--mass", "score", "--positions", "token", "--json"});
   ASSERT_EQ(measured.code, 0) << measured.err;
   EXPECT_NEAR(json::parse(measured.out)["nll"].get<double>(),
               truth["lca"]["training-free window 256"]["512"].get<double>(), 2e-3);

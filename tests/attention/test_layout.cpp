@@ -20,7 +20,7 @@ constexpr std::int64_t kMostWindow = 6;
 constexpr std::int64_t kMostSink = 5;
 constexpr std::int64_t kMostQueries = 5;
 
-using Positions = std::vector<std::int64_t>;
+using Indices = std::vector<std::int64_t>;
 
 // Where every position of a prefix is: kSink, kWindow, kForgotten, or the number of its group.
 constexpr std::int64_t kSink = -1;
@@ -29,15 +29,15 @@ constexpr std::int64_t kForgotten = -3;
 
 // The state of a sequence after each of its tokens.
 struct Grown {
-  std::vector<Positions> place;      // place[n][i], for the prefix of n tokens
+  std::vector<Indices> place;        // place[n][i], for the prefix of n tokens
   std::vector<std::int64_t> groups;  // groups[n]
-  std::vector<Positions> members;    // members[j], the positions of group j
-  Positions exit;                    // exit[j], the token whose arrival condensed group j
+  std::vector<Indices> members;      // members[j], the positions of group j
+  Indices exit;                      // exit[j], the token whose arrival condensed group j
 };
 
 Grown grow(const Layout& layout) {
   Grown grown;
-  Positions place;
+  Indices place;
   std::deque<std::int64_t> buffer;
   grown.place.push_back(place);
   grown.groups.push_back(0);
@@ -47,7 +47,7 @@ Grown grow(const Layout& layout) {
     if (!in_sink) buffer.push_back(t);
     const auto held = static_cast<std::int64_t>(buffer.size());
     if (layout.method == MethodKind::lca && held == layout.window + layout.group) {
-      Positions group;
+      Indices group;
       for (std::int64_t k = 0; k < layout.group; ++k) {
         group.push_back(buffer.front());
         place[static_cast<std::size_t>(buffer.front())] =
@@ -67,8 +67,8 @@ Grown grow(const Layout& layout) {
   return grown;
 }
 
-Positions positions(const Range& range) {
-  Positions all;
+Indices positions(const Range& range) {
+  Indices all;
   for (std::int64_t i = range.begin; i < range.end; ++i) all.push_back(i);
   return all;
 }
@@ -107,7 +107,7 @@ TEST(Layout, EveryPositionIsInTheSinkInOneGroupOrInTheWindow) {
       ASSERT_EQ(visible.groups, layout.groups(n));
       ASSERT_GE(visible.sink.begin, 0);
       ASSERT_LE(visible.window.end, n);
-      Positions place(static_cast<std::size_t>(n), kForgotten);
+      Indices place(static_cast<std::size_t>(n), kForgotten);
       std::int64_t put = 0;
       const auto mark = [&](const Range& range, std::int64_t as) {
         for (std::int64_t i = range.begin; i < range.end; ++i, ++put) {
@@ -177,7 +177,7 @@ TEST(Layout, AStepAfterAPrefillSeesWhatTheQueryAtThatPositionSees) {
   for_all([](const Layout& layout, const Grown& grown) {
     // Prefill of n tokens leaves place[n]; the step adds token n and condenses at most one group.
     for (std::int64_t n = 1; n < kTokens; ++n) {
-      Positions kept = grown.place[static_cast<std::size_t>(n)];
+      Indices kept = grown.place[static_cast<std::size_t>(n)];
       const Visible step = layout.visible(n);
       kept.push_back(n < layout.sink ? kSink : kWindow);
       ASSERT_LE(step.groups - layout.groups(n), 1);
@@ -204,7 +204,7 @@ TEST(Layout, AGroupIsScoredByTheLastQueriesAtItsExitOrAtThePromptsEnd) {
     for (std::size_t j = 0; j < grown.exit.size(); ++j) {
       // Prompt 0 is `streaming`: no prompt ends after the exit.
       for (std::int64_t prompt = 0; prompt <= kTokens; ++prompt) {
-        Positions asked;  // all queries that exist when the group is condensed
+        Indices asked;  // all queries that exist when the group is condensed
         for (std::int64_t t = 0; t < std::max(grown.exit[j] + 1, prompt); ++t) asked.push_back(t);
         while (static_cast<std::int64_t>(asked.size()) > layout.summary_queries) {
           asked.erase(asked.begin());

@@ -29,7 +29,6 @@ TEST(Settings, PresetsAreTheTableOfTheSpec) {
   free.sink = 16;
   free.summary = Summary::streaming;
   free.semantic_pool = Pool::select;
-  free.mass = Mass::score;
   EXPECT_EQ(paper.positions, Positions::token);
   free.positions = Positions::entry;
   EXPECT_EQ(settings_preset("training-free"), free);

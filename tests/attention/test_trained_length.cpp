@@ -13,7 +13,7 @@
 namespace lca {
 namespace {
 
-constexpr std::int64_t kTokens = 120;
+constexpr std::int64_t kMostTokens = 120;
 
 // Positions of a prefix of n tokens, one query after the other: tokens, or distinct rows.
 std::int64_t counted_positions(const Settings& settings, std::int64_t n) {
@@ -31,7 +31,7 @@ std::int64_t counted_positions(const Settings& settings, std::int64_t n) {
 }
 
 template <typename Check>
-void for_all(Check&& check) {
+void for_all_settings(Check&& check) {
   for (const Positions positions : {Positions::token, Positions::entry}) {
     for (const MethodKind method : {MethodKind::lca, MethodKind::dense, MethodKind::window}) {
       for (std::int64_t g = 1; g <= 5; ++g) {
@@ -56,22 +56,22 @@ void for_all(Check&& check) {
 }
 
 TEST(TrainedLength, PositionsAreThoseOfTheQueryThatNeedsMost) {
-  for_all([](const Settings& settings) {
-    for (std::int64_t n = 0; n <= kTokens; ++n) {
+  for_all_settings([](const Settings& settings) {
+    for (std::int64_t n = 0; n <= kMostTokens; ++n) {
       ASSERT_EQ(positions_needed(settings, n), counted_positions(settings, n)) << "n=" << n;
     }
   });
 }
 
 TEST(TrainedLength, TheLongestContextFitsAndOneTokenMoreDoesNot) {
-  for_all([](const Settings& settings) {
+  for_all_settings([](const Settings& settings) {
     for (std::int64_t positions = 1; positions <= 40; ++positions) {
       const std::int64_t longest = longest_context(settings, positions);
       ASSERT_GE(longest, positions);
       if (longest == kEndlessContext) {
         // A window never needs more than it holds.
         ASSERT_EQ(settings.method, MethodKind::window);
-        ASSERT_LE(counted_positions(settings, kTokens), positions);
+        ASSERT_LE(counted_positions(settings, kMostTokens), positions);
         continue;
       }
       ASSERT_LE(positions_needed(settings, longest), positions) << "T=" << positions;

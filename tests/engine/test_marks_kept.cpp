@@ -7,7 +7,7 @@
 namespace lca::test {
 namespace {
 
-using Positions = std::vector<std::int64_t>;
+using MarkPositions = std::vector<std::int64_t>;
 
 /// A session of 70 tokens, marked at 20, 40 and 60.
 Session marked(Bench& bench) {
@@ -23,10 +23,10 @@ Session marked(Bench& bench) {
 TEST(MarksKept, AForkTakesThoseUpToItsEnd) {
   Bench bench("llama");
   const Session session = marked(bench);
-  EXPECT_EQ(session.fork(70).marks(), (Positions{20, 40, 60}));
-  EXPECT_EQ(session.fork(45).marks(), (Positions{20, 40}));
-  EXPECT_EQ(session.fork(40).marks(), (Positions{20, 40}));
-  EXPECT_EQ(session.fork(10).marks(), Positions{});
+  EXPECT_EQ(session.fork(70).marks(), (MarkPositions{20, 40, 60}));
+  EXPECT_EQ(session.fork(45).marks(), (MarkPositions{20, 40}));
+  EXPECT_EQ(session.fork(40).marks(), (MarkPositions{20, 40}));
+  EXPECT_EQ(session.fork(10).marks(), MarkPositions{});
 }
 
 TEST(MarksKept, AFileWithMoreThanAreAllowedGivesItsNewest) {
@@ -36,9 +36,9 @@ TEST(MarksKept, AFileWithMoreThanAreAllowedGivesItsNewest) {
   const auto loaded = [&](std::size_t marks) {
     return Session::load(bench.model, bench.context, folder / "s", {{}, 16, marks}).marks();
   };
-  EXPECT_EQ(loaded(8), (Positions{20, 40, 60}));
-  EXPECT_EQ(loaded(2), (Positions{40, 60}));
-  EXPECT_EQ(loaded(0), Positions{});
+  EXPECT_EQ(loaded(8), (MarkPositions{20, 40, 60}));
+  EXPECT_EQ(loaded(2), (MarkPositions{40, 60}));
+  EXPECT_EQ(loaded(0), MarkPositions{});
 }
 
 TEST(PromptEnd, GoesBackWithTheSession) {

@@ -22,7 +22,7 @@ OpInput parse(const FileBuilder& file, std::span<const SettingOverride> override
   return OpInput::parse(bytes_of(bytes), "in.safetensors", overrides);
 }
 
-void expect_bad(const FileBuilder& file, std::vector<std::string> parts) {
+void expect_bad_rotation(const FileBuilder& file, std::vector<std::string> parts) {
   parts.insert(parts.begin(), "in.safetensors: ");
   expect_error([&] { parse(file); }, parts);
 }
@@ -38,8 +38,9 @@ TEST(OpRotation, BothFormsSayFrequenciesAndLayout) {
 }
 
 TEST(OpRotation, EntryPositionsNeedBoth) {
-  expect_bad(mla_file().settings(kHalf), {"\"rope_frequencies\" is missing", "positions entry"});
-  expect_bad(
+  expect_bad_rotation(mla_file().settings(kHalf),
+                      {"\"rope_frequencies\" is missing", "positions entry"});
+  expect_bad_rotation(
       mla_file().settings(R"({"positions":"entry"})").add("rope_frequencies", "F32", {1}, {0.25}),
       {"\"rope_layout\" is missing", "positions entry"});
   const std::vector<SettingOverride> changes = {{"positions", "entry"}};
@@ -48,11 +49,11 @@ TEST(OpRotation, EntryPositionsNeedBoth) {
 
 TEST(OpRotation, TokenPositionsRefuseBoth) {
   for (const char* settings : {"{}", R"({"positions":"token"})"}) {
-    expect_bad(mla_file().settings(settings).add("rope_frequencies", "F32", {1}, {0.25}),
-               {"\"rope_frequencies\"", "positions token"});
+    expect_bad_rotation(mla_file().settings(settings).add("rope_frequencies", "F32", {1}, {0.25}),
+                        {"\"rope_frequencies\"", "positions token"});
   }
-  expect_bad(mla_file().settings(R"({"rope_layout":"half"})"),
-             {"\"rope_layout\"", "positions token"});
+  expect_bad_rotation(mla_file().settings(R"({"rope_layout":"half"})"),
+                      {"\"rope_layout\"", "positions token"});
   const std::vector<SettingOverride> changes = {{"positions", "token"}};
   expect_error(
       [&] {
@@ -62,34 +63,36 @@ TEST(OpRotation, TokenPositionsRefuseBoth) {
 }
 
 TEST(OpRotation, FrequenciesOfAnotherTypeOrShapeAreNamed) {
-  expect_bad(mla_file().settings(kHalf).add("rope_frequencies", "BF16", {1}),
-             {"\"rope_frequencies\"", "must be F32, not BF16"});
+  expect_bad_rotation(mla_file().settings(kHalf).add("rope_frequencies", "BF16", {1}),
+                      {"\"rope_frequencies\"", "must be F32, not BF16"});
   for (const std::vector<std::int64_t>& shape :
        {std::vector<std::int64_t>{2}, {1, 1}, {0}, std::vector<std::int64_t>{}}) {
-    expect_bad(mla_file().settings(kHalf).add("rope_frequencies", "F32", shape),
-               {"\"rope_frequencies\"", "[d_r/2] = [1]"});
+    expect_bad_rotation(mla_file().settings(kHalf).add("rope_frequencies", "F32", shape),
+                        {"\"rope_frequencies\"", "[d_r/2] = [1]"});
   }
-  expect_bad(gqa_file().settings(kHalf).add("rope_frequencies", "F32", {3}), {"[d/2] = [1]"});
+  expect_bad_rotation(gqa_file().settings(kHalf).add("rope_frequencies", "F32", {3}),
+                      {"[d/2] = [1]"});
   for (const double value :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-    expect_bad(mla_file().settings(kHalf).add("rope_frequencies", "F32", {1}, {value}),
-               {"frequency is not a finite number"});
+    expect_bad_rotation(mla_file().settings(kHalf).add("rope_frequencies", "F32", {1}, {value}),
+                        {"frequency is not a finite number"});
   }
 }
 
 TEST(OpRotation, KeysOfOneChannelCannotBeRotated) {
   FileBuilder file;
   file.add("q", "F32", {1, 1, 1, 1}).add("k", "F32", {1, 1, 1, 1}).add("v", "F32", {1, 1, 1, 1});
-  expect_bad(file.settings(kHalf).add("rope_frequencies", "F32", {0}), {"RoPE frequencies"});
+  expect_bad_rotation(file.settings(kHalf).add("rope_frequencies", "F32", {0}),
+                      {"RoPE frequencies"});
 }
 
 TEST(OpRotation, TheLayoutIsANameAndBelongsToOperatorFilesOnly) {
   for (const char* value : {"\"\"", "\"halves\"", "0", "null", "true", "[\"half\"]", "{}"}) {
-    expect_bad(mla_file().settings("{\"rope_layout\":" + std::string(value) + "}"),
-               {"field \"rope_layout\" must be one of half, adjacent"});
+    expect_bad_rotation(mla_file().settings("{\"rope_layout\":" + std::string(value) + "}"),
+                        {"field \"rope_layout\" must be one of half, adjacent"});
   }
-  expect_bad(mla_file().settings(R"({"rope_layout":"half","rope_layout":"half"})"),
-             {"\"rope_layout\" appears twice"});
+  expect_bad_rotation(mla_file().settings(R"({"rope_layout":"half","rope_layout":"half"})"),
+                      {"\"rope_layout\" appears twice"});
   expect_error(
       [] { settings_from_json(R"({"rope_layout":"half"})", "x: lca", SettingsScope::layer); },
       {"x: lca: unknown field \"rope_layout\""});

@@ -17,11 +17,11 @@
 namespace lca::test {
 namespace {
 
-const AttentionShape kMla = AttentionShape::mla(3, 6, 8, 16, 5);
-const AttentionShape kGqa = AttentionShape::gqa(4, 2, 8, 6);
+const AttentionShape kRotatedMla = AttentionShape::mla(3, 6, 8, 16, 5);
+const AttentionShape kRotatedGqa = AttentionShape::gqa(4, 2, 8, 6);
 
-constexpr std::array kPools{Pool::weighted, Pool::mean, Pool::max, Pool::select};
-constexpr std::array kMasses{Mass::none, Mass::count, Mass::score};
+constexpr std::array kEveryPool{Pool::weighted, Pool::mean, Pool::max, Pool::select};
+constexpr std::array kEveryMass{Mass::none, Mass::count, Mass::score};
 constexpr std::array kLayouts{RopeLayout::halves, RopeLayout::adjacent};
 
 LayerSpec entry_spec(const AttentionShape& shape, DType dtype, std::int64_t g, std::int64_t w,
@@ -52,10 +52,11 @@ INSTANTIATE_TEST_SUITE_P(Each, PositionsOf, engines(), engine_name);
 TEST(Positions, WithNothingCondensedTheyAreTokenPositionsBitForBit) {
   Random random(31);
   Context context(2);
-  for (const AttentionShape& shape : {kMla, kGqa, AttentionShape::gqa(2, 1, 64, 64)}) {
+  for (const AttentionShape& shape :
+       {kRotatedMla, kRotatedGqa, AttentionShape::gqa(2, 1, 64, 64)}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const std::int64_t sink : {0, 3, 70}) {
-        for (const Mass mass : kMasses) {
+        for (const Mass mass : kEveryMass) {
           LayerSpec spec = entry_spec(shape, dtype, 7, 130, sink);
           spec.settings.mass = mass;
           const std::int64_t n = sink + 130 + 7 - 1;
@@ -79,7 +80,7 @@ TEST(Positions, WithNothingCondensedTheyAreTokenPositionsBitForBit) {
 TEST(Positions, QueriesBeforeTheFirstCondensationAreTokenPositionsBitForBitInATileWithLaterOnes) {
   Random random(32);
   Context context(2);
-  for (const AttentionShape& shape : {kMla, kGqa}) {
+  for (const AttentionShape& shape : {kRotatedMla, kRotatedGqa}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const LayerSpec spec = entry_spec(shape, dtype, 4, 40, 5);
       const Layer layer = random_layer(spec, random);
@@ -98,7 +99,7 @@ TEST(Positions, QueriesBeforeTheFirstCondensationAreTokenPositionsBitForBitInATi
 TEST(Positions, DenseAttentionAndAWindowWithoutASinkKeepTheirBits) {
   Random random(33);
   Context context(2);
-  for (const AttentionShape& shape : {kMla, kGqa}) {
+  for (const AttentionShape& shape : {kRotatedMla, kRotatedGqa}) {
     for (const MethodKind method : {MethodKind::dense, MethodKind::window}) {
       LayerSpec spec = entry_spec(shape, DType::f32, 4, 6, 0);
       spec.settings.method = method;
@@ -231,10 +232,10 @@ void expect_dense_over_entries(const Engine& engine, const LayerSpec& spec, std:
 TEST_P(PositionsOf, TheyAreThoseOfDenseAttentionOverTheGatheredEntries) {
   Random random(34);
   std::size_t turn = 0;
-  for (const AttentionShape& shape : {kMla, kGqa}) {
-    for (const Pool semantic : kPools) {
-      for (const Pool positional : kPools) {
-        for (const Mass mass : kMasses) {
+  for (const AttentionShape& shape : {kRotatedMla, kRotatedGqa}) {
+    for (const Pool semantic : kEveryPool) {
+      for (const Pool positional : kEveryPool) {
+        for (const Mass mass : kEveryMass) {
           LayerSpec spec =
               entry_spec(shape, GetParam().dtype, 4, 6, static_cast<std::int64_t>(turn % 4));
           spec.settings.semantic_pool = semantic;
@@ -252,7 +253,7 @@ TEST_P(PositionsOf, TheyAreThoseOfDenseAttentionOverTheGatheredEntries) {
 
 TEST_P(PositionsOf, TheMethodsWindowAndDenseFollowTheSameRule) {
   Random random(35);
-  for (const AttentionShape& shape : {kMla, kGqa}) {
+  for (const AttentionShape& shape : {kRotatedMla, kRotatedGqa}) {
     for (const MethodKind method : {MethodKind::window, MethodKind::dense}) {
       for (const std::int64_t sink : {0, 1, 5, 40}) {
         LayerSpec spec = entry_spec(shape, GetParam().dtype, 4, 6, sink);
@@ -266,7 +267,7 @@ TEST_P(PositionsOf, TheMethodsWindowAndDenseFollowTheSameRule) {
 
 TEST_P(PositionsOf, ASelectedKeyIsOneOfTheGroupsRotatedToItsEntry) {
   Random random(36);
-  for (const AttentionShape& shape : {kMla, kGqa}) {
+  for (const AttentionShape& shape : {kRotatedMla, kRotatedGqa}) {
     for (const RopeLayout layout : kLayouts) {
       LayerSpec spec = entry_spec(shape, GetParam().dtype, 5, 6, 2);
       spec.rotation.layout = layout;
@@ -299,8 +300,8 @@ TEST_P(PositionsOf, ASelectedKeyIsOneOfTheGroupsRotatedToItsEntry) {
 
 TEST_P(PositionsOf, ScoresAndMassStayAtTokenPositions) {
   Random random(37);
-  for (const AttentionShape& shape : {kMla, kGqa}) {
-    for (const Pool pool : kPools) {
+  for (const AttentionShape& shape : {kRotatedMla, kRotatedGqa}) {
+    for (const Pool pool : kEveryPool) {
       LayerSpec spec = entry_spec(shape, GetParam().dtype, 5, 6, 2);
       spec.settings.positional_pool = pool;
       spec.settings.mass = Mass::score;
@@ -321,7 +322,7 @@ TEST_P(PositionsOf, OnlyDistancesMatterSoThatAFarSequenceIsTheSameAsANearOne) {
   // Queries and keys of a sequence that begins a million tokens later, all rotated alike: window
   // and sink keep their distances, and nothing else may notice.
   Random random(38);
-  for (const AttentionShape& shape : {kMla, kGqa}) {
+  for (const AttentionShape& shape : {kRotatedMla, kRotatedGqa}) {
     const LayerSpec spec = entry_spec(shape, DType::f32, 4, 6, 2);
     const Layer layer = random_layer(spec, random);
     const Tokens near = random_tokens(spec, 50, random);
@@ -348,7 +349,7 @@ TEST_P(PositionsOf, OnlyDistancesMatterSoThatAFarSequenceIsTheSameAsANearOne) {
 }
 
 TEST(Positions, ALayerWithoutFrequenciesIsRefused) {
-  LayerSpec spec = entry_spec(kGqa, DType::f32, 4, 6, 0);
+  LayerSpec spec = entry_spec(kRotatedGqa, DType::f32, 4, 6, 0);
   spec.rotation.frequencies.clear();
   EXPECT_THROW(Cache{spec}, Error);
   spec.rotation.frequencies.assign(5, 1.0);  // of at most four pairs
