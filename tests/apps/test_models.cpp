@@ -197,7 +197,7 @@ TEST(LogitsCommand, TakesEveryKnob) {
       {"--method",      "lca",  "--group",           "4",        "--window",          "8",
        "--sink",        "0",    "--summary-queries", "4",        "--summary",         "prompt",
        "--head-reduce", "mean", "--semantic-pool",   "weighted", "--positional-pool", "select",
-       "--mass",        "none"});
+       "--mass",        "none", "--positions",       "token"});
 }
 
 TEST(LogitsCommand, TakesIdsFromAFileInAnyChunks) {
