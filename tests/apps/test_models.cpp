@@ -49,9 +49,9 @@ TEST(InspectCommand, TellsEveryFact) {
   EXPECT_EQ(facts["end_tokens"][0], 802);
   EXPECT_TRUE(facts["lca"].is_null());
   EXPECT_EQ(facts["settings"]["sink"], 16);  // training-free
-  // Two layers of 32 values in bf16; a group of 16 leaves one entry and its bias.
+  // Two layers of 32 values in bf16; a group of 16 leaves one entry.
   EXPECT_EQ(facts["cache_bytes_per_1k_tokens"]["dense"], 1024 * 2 * 32 * 2);
-  EXPECT_EQ(facts["cache_bytes_per_1k_tokens"]["lca"], 1024 / 16 * 2 * (32 * 2 + 4));
+  EXPECT_EQ(facts["cache_bytes_per_1k_tokens"]["lca"], 1024 / 16 * 2 * 32 * 2);
   EXPECT_EQ(facts["cache_bytes_at_128k_tokens"]["dense"], 131072 * 2 * 32 * 2);
   EXPECT_LT(facts["cache_bytes_at_128k_tokens"]["lca"],
             facts["cache_bytes_at_128k_tokens"]["dense"]);
