@@ -177,6 +177,13 @@ void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels
   if (condenses && step.shape.form == Form::mla && step.summary == nullptr) {
     throw Error(ErrorKind::bad_input, "a decode step of MLA needs the summaries of its queries");
   }
+  const RotationView& rotation = step.rotation;
+  if (rotation.steps != nullptr &&
+      (rotation.pairs < 1 || 2 * rotation.pairs > step.shape.d_positional())) {
+    throw Error(ErrorKind::bad_input, "a decode step that rotates " +
+                                          std::to_string(rotation.pairs) +
+                                          " pairs of channels of too few");
+  }
   args.layout = layout32(Layout(step.settings));
   if (condenses && step.settings.mass == Mass::count) {
     args.bias_all = static_cast<float>(std::log(static_cast<double>(step.settings.group)));

@@ -26,7 +26,9 @@
 
 namespace lca::cuda::decoding {
 
-template <typename R, bool kQuant>
+/// kEntry: positions are those of entries. Queries begin as representatives and sink see them, and
+/// become what the window sees at its first tile.
+template <typename R, bool kQuant, bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
   using Space = Memory<R, kQuant>;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   int made_tile = -1;
   int made_row = -1;
   if (at.owns_newest_group()) {
-    made = group_condense<R, kQuant>(
+    made = group_condense<R, kQuant, kEntry>(
         args, view, at, session, kv, head_group == 0,
         *reinterpret_cast<Condense*>(query_space + R::kRows * R::kStride));
     made_tile = (at.groups - 1 - at.first) / kTile;
@@ -103,6 +105,15 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   copy_wait_for(args.stages - 1);
   __syncthreads();
   if (tid == 0) length_advance(args, session, at.n);  // under the first tile's load
+  bool far = false;                                   // what the queries are
+  if constexpr (kEntry) {
+    const FarEntries entries(at);
+    far = at.first < entries.end;
+    if (far) {
+      queries_rotate<R>(args, heads, entries.difference, tid, query_space);
+      __syncthreads();
+    }
+  }
   queries_read<R>(query_space, half, lane, query);
 
   if (tid < R::kRows) parts.stats[tid] = {-INFINITY, 0.f};
@@ -120,6 +131,14 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     const EntryTile tile = tiles(at, index);
     unsigned char* const stage = parts.stages + index % args.stages * Space::kStageBytes;
     float* const meta = parts.metas + index % args.stages * Space::kMetaFloats;
+    int far_count = 0;  // entries of the tile that are seen from the entry position
+    if constexpr (kEntry) {
+      far_count = far ? FarEntries(at).end - tile.first : 0;
+      if (far && far_count <= 0) {
+        queries_near<R>(args, session, heads, half, lane, query);
+        far = false;
+      }
+    }
     copy_wait_for(args.stages - 2);
     if (index == made_tile) {
       if (!kQuant) made.put(stage, made_row);
@@ -141,6 +160,13 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
       }
     }
     tile_scores<R>(tile, rows, query, warp, lane, half, scores);
+    if constexpr (kEntry) {
+      if (far && far_count < tile.count) {  // the sink's end and the window's begin
+        queries_near<R>(args, session, heads, half, lane, query);
+        far = false;
+        tile_scores<R, true>(tile, rows, query, warp, lane, half, scores, far_count);
+      }
+    }
     __syncthreads();
     tile_softmax<R, kQuant>(args, tile, meta, scores, warp, lane, parts);
     __syncthreads();
@@ -162,35 +188,42 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
 }
 
 /// The launch of one instance; `attributes` must live as long as it.
-template <typename R, bool kQuant>
+template <typename R, bool kQuant, bool kEntry>
 cudaLaunchConfig_t kernel_config(int stages, dim3 grid, int cluster, const Queue& queue,
                                  cudaLaunchAttribute (&attributes)[2]) {
   const auto bytes = static_cast<std::size_t>(Memory<R, kQuant>::bytes(stages));
-  queue.device->shared_allow(reinterpret_cast<const void*>(decode_kernel<R, kQuant>), bytes);
+  queue.device->shared_allow(reinterpret_cast<const void*>(decode_kernel<R, kQuant, kEntry>),
+                             bytes);
   return cluster_config(grid, R::kThreads, bytes, cluster, queue, attributes);
 }
 
-template <typename R, bool kQuant>
-void kernel_launch(Args args, const Queue& queue) {
+template <typename R, bool kQuant, bool kEntry>
+void kernel_launch_with(Args args, const Queue& queue) {
   args.stages = Memory<R, kQuant>::stages(queue.device->shared_bytes);
   cudaLaunchAttribute attributes[2]{};
-  const cudaLaunchConfig_t config =
-      kernel_config<R, kQuant>(args.stages, step_grid(args), args.cluster, queue, attributes);
-  check(cudaLaunchKernelEx(&config, decode_kernel<R, kQuant>, args), "a decode step");
+  const cudaLaunchConfig_t config = kernel_config<R, kQuant, kEntry>(
+      args.stages, step_grid(args), args.cluster, queue, attributes);
+  check(cudaLaunchKernelEx(&config, decode_kernel<R, kQuant, kEntry>, args), "a decode step");
+}
+
+template <typename R, bool kQuant>
+void kernel_launch(const Args& args, const Queue& queue) {
+  args.step.rotation.steps == nullptr ? kernel_launch_with<R, kQuant, false>(args, queue)
+                                      : kernel_launch_with<R, kQuant, true>(args, queue);
 }
 
 /// Blocks in clusters of this size that run at once. Not every multiprocessor has a place in one.
 template <typename R>
 int kernel_slots(const Device& device, int cluster) {
-  const auto* const kernel = reinterpret_cast<const void*>(decode_kernel<R, false>);
+  const auto* const kernel = reinterpret_cast<const void*>(decode_kernel<R, false, false>);
   return device.remember(kernel, cluster, [&] {
     const DeviceScope scope(device);
     cudaLaunchAttribute attributes[2]{};
-    const cudaLaunchConfig_t config = kernel_config<R, false>(
+    const cudaLaunchConfig_t config = kernel_config<R, false, false>(
         Memory<R, false>::stages(device.shared_bytes), dim3(static_cast<unsigned>(cluster)),
         cluster, {&device, nullptr}, attributes);
     int clusters = 0;
-    check(cudaOccupancyMaxActiveClusters(&clusters, decode_kernel<R, false>, &config),
+    check(cudaOccupancyMaxActiveClusters(&clusters, decode_kernel<R, false, false>, &config),
           "asking how many clusters fit on the GPU");
     return clusters * cluster;
   });

@@ -64,6 +64,57 @@ __device__ __forceinline__ void queries_load(const Args& args, int session, cons
   copy_commit();
 }
 
+/// With entry positions: the positional parts of the queries in shared memory as representatives
+/// and sink see them, in place.
+template <typename R>
+__device__ __forceinline__ void queries_rotate(const Args& args, const Heads& heads, int difference,
+                                               int tid, unsigned char* queries) {
+  const RotationView& rotation = args.step.rotation;
+  for (int i = tid; i < heads.count * rotation.pairs; i += R::kThreads) {
+    const int row = i / rotation.pairs;
+    const int pair = i - row * rotation.pairs;
+    const int2 channel = pair_channels(rotation, pair);
+    const auto place = [&](int c) {
+      const int column = (R::kMla ? R::kFirst : 0) + c;
+      return reinterpret_cast<bf16*>(queries + R::offset(row, column / 8) + column % 8 * 2);
+    };
+    bf16* const x = place(channel.x);
+    bf16* const y = place(channel.y);
+    const float2 value =
+        turn_of(rotation.steps[pair], difference)(__bfloat162float(*x), __bfloat162float(*y));
+    *x = __float2bfloat16_rn(value.x);
+    *y = __float2bfloat16_rn(value.y);
+  }
+}
+
+/// The positional parts of the fragments as the window sees them: as they were given, from memory.
+template <typename R>
+__device__ __forceinline__ void queries_near(const Args& args, int session, const Heads& heads,
+                                             int half, int lane,
+                                             typename WarpShare<R>::Queries& query) {
+  constexpr int kSteps = WarpShare<R>::kSteps;
+  constexpr int kFrom = (R::kMla ? R::kFirst : 0) / 16;  // steps of the whole key
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+    if (half * kSteps + k < kFrom) continue;
+#pragma unroll
+    for (int h = 0; h < R::kHeadTiles; ++h) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = h * 16 + lane / 4 + (i & 1) * 8;
+        const int column = (half * kSteps + k) * 16 + lane % 4 * 2 + i / 2 * 8;
+        query[h][k][i] = 0;
+        if (row < heads.count) {
+          query[h][k][i] = *reinterpret_cast<const std::uint32_t*>(
+              args.step.queries +
+              (static_cast<std::int64_t>(session) * args.heads + heads.first + row) * R::kScore +
+              column);
+        }
+      }
+    }
+  }
+}
+
 /// Queries as fragments: heads are rows, this warp's half of the key's columns.
 template <typename R>
 __device__ __forceinline__ void queries_read(const unsigned char* from, int half, int lane,
@@ -80,11 +131,12 @@ __device__ __forceinline__ void queries_read(const unsigned char* from, int half
   }
 }
 
-/// Scores of some entries with this warp's half of the key, to shared memory.
-template <typename R>
+/// Scores of some entries with this warp's half of the key, to shared memory; with kRest those of
+/// entries before `from` stay what they are.
+template <typename R, bool kRest = false>
 __device__ __forceinline__ void tile_scores(const EntryTile& tile, const unsigned char* rows,
                                             const typename WarpShare<R>::Queries& query, int warp,
-                                            int lane, int half, float* scores) {
+                                            int lane, int half, float* scores, int from = 0) {
   using Share = WarpShare<R>;
   constexpr int kHeadTiles = R::kHeadTiles;
   constexpr int kSteps = Share::kSteps;
@@ -134,8 +186,13 @@ __device__ __forceinline__ void tile_scores(const EntryTile& tile, const unsigne
         const int head = h * 16 + lane / 4 + 8 * low;
         const int pair = entries / 2 + e * 4 + lane % 4;
         // Pairs are permuted by row, so that eight rows are written without conflicts.
-        reinterpret_cast<float2*>(scores +
-                                  (half * R::kRows + head) * kTile)[pair ^ (head & 3) * 4] = value;
+        float2& to = reinterpret_cast<float2*>(scores + (half * R::kRows + head) *
+                                                            kTile)[pair ^ (head & 3) * 4];
+        if (!kRest || 2 * pair >= from) {
+          to = value;
+        } else if (2 * pair + 1 >= from) {
+          to.y = value.y;
+        }
       }
     }
   }
