@@ -26,8 +26,9 @@
 
 namespace lca::cuda::decoding {
 
-/// kEntry: positions are those of entries. Queries begin as representatives and sink see them, and
-/// become what the window sees at its first tile.
+/// kEntry: positions are those of entries. Queries begin as representatives see them and become what
+/// the window sees at the first tile of exact tokens; the sink's keys are rotated the other way
+/// instead, because they share tiles with the window's.
 template <typename R, bool kQuant, bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
   using Space = Memory<R, kQuant>;
@@ -105,12 +106,12 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   copy_wait_for(args.stages - 1);
   __syncthreads();
   if (tid == 0) length_advance(args, session, at.n);  // under the first tile's load
-  bool far = false;                                   // what the queries are
+  bool far = false;  // queries are as representatives see them
   if constexpr (kEntry) {
-    const FarEntries entries(at);
-    far = at.first < entries.end;
+    const int difference = FarEntries(at).difference;
+    far = at.first < at.groups && difference != 0;
     if (far) {
-      queries_rotate<R>(args, heads, entries.difference, tid, query_space);
+      positional_rotate<R>(args, heads.count, difference, tid, query_space);
       __syncthreads();
     }
   }
@@ -131,10 +132,8 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     const EntryTile tile = tiles(at, index);
     unsigned char* const stage = parts.stages + index % args.stages * Space::kStageBytes;
     float* const meta = parts.metas + index % args.stages * Space::kMetaFloats;
-    int far_count = 0;  // entries of the tile that are seen from the entry position
     if constexpr (kEntry) {
-      far_count = far ? FarEntries(at).end - tile.first : 0;
-      if (far && far_count <= 0) {
+      if (far && !tile.groups) {
         queries_near<R>(args, session, heads, half, lane, query);
         far = false;
       }
@@ -147,6 +146,14 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     __syncthreads();
     tile_issue(index + args.stages - 1);  // over tile index − 1, which has been read
 
+    if constexpr (kEntry) {
+      const FarEntries entries(at);
+      if (!tile.groups && tile.first < entries.end) {
+        positional_rotate<R>(args, min(tile.count, entries.end - tile.first), -entries.difference,
+                             tid, stage);
+        __syncthreads();
+      }
+    }
     const unsigned char* rows = stage;
     float* scores = parts.scores_apart;
     if constexpr (kQuant) {
@@ -160,13 +167,6 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
       }
     }
     tile_scores<R>(tile, rows, query, warp, lane, half, scores);
-    if constexpr (kEntry) {
-      if (far && far_count < tile.count) {  // the sink's end and the window's begin
-        queries_near<R>(args, session, heads, half, lane, query);
-        far = false;
-        tile_scores<R, true>(tile, rows, query, warp, lane, half, scores, far_count);
-      }
-    }
     __syncthreads();
     tile_softmax<R, kQuant>(args, tile, meta, scores, warp, lane, parts);
     __syncthreads();

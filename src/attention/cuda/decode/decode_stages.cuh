@@ -64,19 +64,20 @@ __device__ __forceinline__ void queries_load(const Args& args, int session, cons
   copy_commit();
 }
 
-/// With entry positions: the positional parts of the queries in shared memory as representatives
-/// and sink see them, in place.
+/// With entry positions: rotates the positional parts of the first `count` rows in shared memory,
+/// queries or keys, in place.
 template <typename R>
-__device__ __forceinline__ void queries_rotate(const Args& args, const Heads& heads, int difference,
-                                               int tid, unsigned char* queries) {
+__device__ __forceinline__ void positional_rotate(const Args& args, int count, int difference, int tid,
+                                            unsigned char* rows) {
   const RotationView& rotation = args.step.rotation;
-  for (int i = tid; i < heads.count * rotation.pairs; i += R::kThreads) {
+#pragma unroll 1
+  for (int i = tid; i < count * rotation.pairs; i += R::kThreads) {
     const int row = i / rotation.pairs;
     const int pair = i - row * rotation.pairs;
     const int2 channel = pair_channels(rotation, pair);
     const auto place = [&](int c) {
       const int column = (R::kMla ? R::kFirst : 0) + c;
-      return reinterpret_cast<bf16*>(queries + R::offset(row, column / 8) + column % 8 * 2);
+      return reinterpret_cast<bf16*>(rows + R::offset(row, column / 8) + column % 8 * 2);
     };
     bf16* const x = place(channel.x);
     bf16* const y = place(channel.y);
@@ -93,10 +94,10 @@ __device__ __forceinline__ void queries_near(const Args& args, int session, cons
                                              int half, int lane,
                                              typename WarpShare<R>::Queries& query) {
   constexpr int kSteps = WarpShare<R>::kSteps;
-  constexpr int kFrom = (R::kMla ? R::kFirst : 0) / 16;  // steps of the whole key
+  constexpr int kFrom = (R::kMla ? R::kFirst : 0) / 16;  // of the steps of the whole key
 #pragma unroll
-  for (int k = 0; k < kSteps; ++k) {
-    if (half * kSteps + k < kFrom) continue;
+  for (int k = kFrom > kSteps ? kFrom - kSteps : 0; k < kSteps; ++k) {
+    if (half == 0 && k < kFrom) continue;
 #pragma unroll
     for (int h = 0; h < R::kHeadTiles; ++h) {
 #pragma unroll
@@ -131,12 +132,11 @@ __device__ __forceinline__ void queries_read(const unsigned char* from, int half
   }
 }
 
-/// Scores of some entries with this warp's half of the key, to shared memory; with kRest those of
-/// entries before `from` stay what they are.
-template <typename R, bool kRest = false>
+/// Scores of some entries with this warp's half of the key, to shared memory.
+template <typename R>
 __device__ __forceinline__ void tile_scores(const EntryTile& tile, const unsigned char* rows,
                                             const typename WarpShare<R>::Queries& query, int warp,
-                                            int lane, int half, float* scores, int from = 0) {
+                                            int lane, int half, float* scores) {
   using Share = WarpShare<R>;
   constexpr int kHeadTiles = R::kHeadTiles;
   constexpr int kSteps = Share::kSteps;
@@ -186,13 +186,8 @@ __device__ __forceinline__ void tile_scores(const EntryTile& tile, const unsigne
         const int head = h * 16 + lane / 4 + 8 * low;
         const int pair = entries / 2 + e * 4 + lane % 4;
         // Pairs are permuted by row, so that eight rows are written without conflicts.
-        float2& to = reinterpret_cast<float2*>(scores + (half * R::kRows + head) *
-                                                            kTile)[pair ^ (head & 3) * 4];
-        if (!kRest || 2 * pair >= from) {
-          to = value;
-        } else if (2 * pair + 1 >= from) {
-          to.y = value.y;
-        }
+        reinterpret_cast<float2*>(scores +
+                                  (half * R::kRows + head) * kTile)[pair ^ (head & 3) * 4] = value;
       }
     }
   }
