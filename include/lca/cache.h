@@ -20,7 +20,7 @@ struct LayerSpec {
   Settings settings;
   DType dtype = DType::f32;  ///< what the cache stores
   double scale = 0;          ///< softmax scale; 0 means shape.default_scale()
-  Rotation rotation;         ///< needed where settings.positions is `entry`, else unused
+  Rotation rotation = {};    ///< needed where settings.positions is `entry`, else unused
 
   /// Throws Error where shape, settings or scale are out of range.
   void validate() const;

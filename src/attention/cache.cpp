@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attention/cache_state.h"
+#include "attention/rotate.h"
 #include "attention/settings_kind.h"
 #include "core/bf16.h"
 #include "core/error.h"
@@ -95,6 +96,9 @@ std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length) {
 Cache::State::State(const LayerSpec& layer)
     : spec(layer),
       layout(layer.settings),
+      rotation_steps(layer.settings.positions == Positions::entry
+                         ? lca::rotation_steps(layer.rotation)
+                         : std::vector<std::uint64_t>()),
       groups(group_bytes(layer)),
       sink(entry_rows(layer)),
       window(entry_rows(layer)),

@@ -32,10 +32,11 @@ struct Cache::State {
 
   LayerSpec spec;
   Layout layout;
-  std::int64_t length = 0;   ///< n, tokens taken
-  bool prompt_open = false;  ///< `prompt` mode: more of the prompt is to come
-  std::int64_t dropped = 0;  ///< positions after the sink that are gone
-  GroupRows groups;          ///< representatives
+  std::vector<std::uint64_t> rotation_steps;  ///< of spec.rotation; none with token positions
+  std::int64_t length = 0;                    ///< n, tokens taken
+  bool prompt_open = false;                   ///< `prompt` mode: more of the prompt is to come
+  std::int64_t dropped = 0;                   ///< positions after the sink that are gone
+  GroupRows groups;                           ///< representatives
   EntryRows sink;
   EntryRows window;
   RowBuffer queries;  ///< the last queries, [row][H][d_n + d_r] float32; empty but for method lca

@@ -17,6 +17,7 @@ namespace lca {
 namespace {
 
 constexpr std::string_view kDocuments = "cu_seqlens";
+constexpr std::string_view kFrequencies = "rope_frequencies";
 constexpr std::string_view kSettingsKey = "lca";
 
 /// A tensor of the file and the names of its dimensions.
@@ -151,7 +152,8 @@ class OpInputReader {
       const bool is_gqa = has_role(gqa_roles(), tensor.name);
       if (is_mla) mla = &tensor;
       if (is_gqa) gqa = &tensor;
-      if (!is_mla && !is_gqa && tensor.name != kDocuments) {
+      const bool is_extra = tensor.name == kDocuments || tensor.name == kFrequencies;
+      if (!is_mla && !is_gqa && !is_extra) {
         fail_input("{}: unknown tensor \"{}\"", file_.name(), text_printable(tensor.name));
       }
     }
@@ -212,6 +214,7 @@ class OpInputReader {
     input.spec.settings = object.settings;
     input.spec.scale = object.scale.value_or(input.spec.shape.default_scale());
     input.prefill = std::move(object.prefill);
+    read_rotation(input.spec, object.rope_layout);
 
     std::int64_t left = input.length;
     for (const std::int64_t chunk : input.prefill) {
@@ -221,6 +224,43 @@ class OpInputReader {
       }
       left -= chunk;
     }
+  }
+
+  /// How keys and queries are rotated on: both said with positions `entry`, neither with `token`.
+  void read_rotation(LayerSpec& spec, std::optional<RopeLayout> layout) const {
+    const TensorInfo* tensor = file_.find(kFrequencies);
+    const bool is_entry = spec.settings.positions == Positions::entry;
+    if (is_entry && tensor == nullptr) {
+      fail_input("{}: tensor \"{}\" is missing: positions entry needs it", file_.name(),
+                 kFrequencies);
+    }
+    if (is_entry && !layout) {
+      fail_input("{}: field \"rope_layout\" is missing: positions entry needs it", file_.name());
+    }
+    if (!is_entry && tensor != nullptr) {
+      fail_tensor(kFrequencies, "does not go together with positions token");
+    }
+    if (!is_entry && layout) {
+      fail_input("{}: field \"rope_layout\" does not go together with positions token",
+                 file_.name());
+    }
+    if (!is_entry) return;
+    if (tensor->dtype != TensorType::f32) {
+      fail_tensor(kFrequencies,
+                  fmt::format("dtype must be F32, not {}", tensor_type_name(tensor->dtype)));
+    }
+    const std::int64_t width = spec.shape.d_positional();
+    if (tensor->shape != std::vector<std::int64_t>{width / 2}) {
+      fail_tensor(kFrequencies, fmt::format("shape must be [{}/2] = [{}], not [{}]",
+                                            spec.shape.form == Form::mla ? "d_r" : "d", width / 2,
+                                            fmt::join(tensor->shape, ",")));
+    }
+    std::vector<float> frequencies(value_count(*tensor));
+    if (!frequencies.empty()) {
+      std::memcpy(frequencies.data(), tensor->bytes.data(), tensor->bytes.size());
+    }
+    spec.rotation = {*layout, {frequencies.begin(), frequencies.end()}};
+    naming_the_file([&] { spec.validate(); });
   }
 
   void read_documents(OpInput& input) const {

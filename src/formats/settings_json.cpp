@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -21,6 +22,8 @@ constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMostLayers = 10'000;
 constexpr std::string_view kScale = "scale";
 constexpr std::string_view kPrefill = "prefill";
+constexpr std::string_view kRopeLayout = "rope_layout";
+constexpr std::array<std::string_view, 2> kRopeLayouts = {"half", "adjacent"};
 
 bool is_scale(double value) { return std::isfinite(value) && value > 0; }
 
@@ -74,7 +77,7 @@ class ObjectReader : public JsonReader {
   void key(std::string& name) override {
     key_ = std::move(name);
     field_ = field_find(key_);
-    const bool is_run = key_ == kScale || key_ == kPrefill;
+    const bool is_run = key_ == kScale || key_ == kPrefill || key_ == kRopeLayout;
     if (field_ == nullptr && !(is_run && scope_ == SettingsScope::op_file)) {
       fail_input("{}: unknown field \"{}\"", where_, text_printable(key_));
     }
@@ -86,6 +89,12 @@ class ObjectReader : public JsonReader {
     if (in_list_) {
       if (value.kind != JsonScalar::Kind::integer || value.integer < 1) fail(value.describe());
       object.prefill.push_back(value.integer);
+    } else if (key_ == kRopeLayout) {
+      const auto name = std::ranges::find(kRopeLayouts, value.text);
+      if (value.kind != JsonScalar::Kind::text || name == kRopeLayouts.end()) {
+        fail(value.describe());
+      }
+      object.rope_layout = static_cast<RopeLayout>(name - kRopeLayouts.begin());
     } else if (field_ == nullptr) {
       const bool is_number =
           value.kind == JsonScalar::Kind::integer || value.kind == JsonScalar::Kind::number;
@@ -105,6 +114,8 @@ class ObjectReader : public JsonReader {
     std::string wanted = "a list of integers from 1";
     if (key_ == kScale) {
       wanted = "a finite number above 0";
+    } else if (key_ == kRopeLayout) {
+      wanted = fmt::format("one of {}", fmt::join(kRopeLayouts, ", "));
     } else if (field_ != nullptr) {
       wanted = field_wanted(*field_);
     }
@@ -117,7 +128,7 @@ class ObjectReader : public JsonReader {
   bool inside_ = false;
   bool in_list_ = false;
   std::string key_;
-  const SettingField* field_ = nullptr;  // of key_; null for scale and prefill
+  const SettingField* field_ = nullptr;  // of key_; null for those of operator files alone
   std::set<std::string> seen_;
 };
 
@@ -268,6 +279,10 @@ std::string settings_to_json(const SettingsObject& object) {
   if (object.scale) parts.push_back(fmt::format("\"{}\":{}", kScale, *object.scale));
   if (!object.prefill.empty()) {
     parts.push_back(fmt::format("\"{}\":[{}]", kPrefill, fmt::join(object.prefill, ",")));
+  }
+  if (object.rope_layout) {
+    const auto index = static_cast<std::size_t>(*object.rope_layout);
+    parts.push_back(fmt::format("\"{}\":\"{}\"", kRopeLayout, kRopeLayouts.at(index)));
   }
   return fmt::format("{{{}}}", fmt::join(parts, ","));
 }

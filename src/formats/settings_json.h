@@ -2,6 +2,7 @@
 /// Settings as the JSON object of the key `lca`, in operator files and in a checkpoint's config.
 
 #include <lca/settings.h>
+#include <lca/shape.h>
 
 #include <cstdint>
 #include <optional>
@@ -15,8 +16,9 @@ namespace lca {
 /// What such an object says.
 struct SettingsObject {
   Settings settings;
-  std::optional<double> scale;        ///< only in operator files
-  std::vector<std::int64_t> prefill;  ///< only in operator files; empty: not given
+  std::optional<double> scale;            ///< only in operator files
+  std::vector<std::int64_t> prefill;      ///< only in operator files; empty: not given
+  std::optional<RopeLayout> rope_layout;  ///< only in operator files
 
   bool operator==(const SettingsObject&) const = default;
 };
@@ -24,7 +26,7 @@ struct SettingsObject {
 /// Which fields an object may have.
 enum class SettingsScope {
   layer,    ///< those of Settings
-  op_file,  ///< and `scale` and `prefill`
+  op_file,  ///< and `scale`, `prefill` and `rope_layout`
 };
 
 /// Reads the object; a missing field takes the value of preset `training`. Throws Error that begins
@@ -48,7 +50,7 @@ struct SettingOverride {
 /// Changes what a file says to what the command line says; throws Error naming the setting.
 void settings_override(SettingsObject& object, std::span<const SettingOverride> overrides);
 
-/// The object with every field of Settings, and `scale` and `prefill` where given, on one line.
+/// The object with every field of Settings, and those of operator files where given, on one line.
 std::string settings_to_json(const SettingsObject& object);
 
 }  // namespace lca

@@ -130,9 +130,10 @@ TEST(OpCommand, APresetReplacesTheFilesSettingsAndFlagsOverrideThePreset) {
                {"--window", "5", "--sink", "16", "--semantic-pool", "select", "--mass", "score"})
                 .code,
             0);
-  ASSERT_EQ(
-      op(folder / "file", folder / "actual", {"--window", "5", "--preset", "training-free"}).code,
-      0);
+  ASSERT_EQ(op(folder / "file", folder / "actual",
+               {"--window", "5", "--preset", "training-free", "--positions", "token"})
+                .code,
+            0);
   EXPECT_EQ(read_file(folder / "actual"), read_file(folder / "expected"));
 }
 

@@ -104,6 +104,7 @@ TEST(Differential, TheFastPathAgreesWithTheReferenceOnRandomConfigurations) {
     spec.shape = random_shape(random);
     spec.dtype = random.chance(0.7) ? DType::f32 : DType::bf16;
     spec.settings = random_settings(random, count);
+    random_positions(spec, random);
     if (random.chance(0.2)) spec.scale = 0.05 + random.unit();
     compare_one(contexts.any(random), spec, count, random, tally);
   }
@@ -129,6 +130,7 @@ TEST(Differential, TheFastPathAgreesWithTheReferenceAcrossTilesAndBlocks) {
     spec.dtype = random.chance(0.6) ? DType::f32 : DType::bf16;
     const std::int64_t count = random.pick({random.integer(300, 700), random.integer(700, 1500)});
     spec.settings = random_settings(random, 60);
+    random_positions(spec, random);
     spec.settings.group = random.pick({std::int64_t{16}, random.integer(2, 24)});
     spec.settings.window =
         random.pick({std::int64_t{128}, random.integer(1, 300), random.integer(90, 140)});
@@ -153,6 +155,7 @@ TEST(Differential, BatchesOfDifferentLengthsAgreeWithTheReference) {
     spec.shape = random_shape(random);
     spec.dtype = random.chance(0.7) ? DType::f32 : DType::bf16;
     spec.settings = random_settings(random, 60);
+    random_positions(spec, random);
     const Layer layer = random_layer(spec, random);
 
     // In `prompt` mode a call ends every prompt in it, so there the first call holds them whole.

@@ -46,6 +46,7 @@ TEST(Targets, EveryInstructionSetAgreesWithTheReference) {
     spec.shape = random_shape(random);
     spec.dtype = random.chance(0.6) ? DType::f32 : DType::bf16;
     spec.settings = random_settings(random, count);
+    random_positions(spec, random);
     const Layer layer = random_layer(spec, random);
     const Example example = random_example(layer, count, prompt, random);
     const std::vector<std::int64_t> chunks{prompt};

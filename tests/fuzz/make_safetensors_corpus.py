@@ -70,6 +70,16 @@ FILES = {
     "mla_bf16": build(mla(dtype="BF16"), {"method": "dense"}),
     "mla_mixed": build(mla(b=2, dtype="F32", cached="BF16"), {"group": 1, "window": 1, "mass": "count"}),
     "mla_documents": build({**mla(), "cu_seqlens": int32(0, 1, 4)}, {"group": 1, "window": 1}),
+    "mla_entry_positions": build(
+        {**mla(), "rope_frequencies": ("F32", [1])},
+        {**ALL, "positions": "entry", "rope_layout": "adjacent"},
+    ),
+    "gqa_entry_positions": build(
+        {**gqa(d=4), "rope_frequencies": ("F32", [2])},
+        {"group": 1, "window": 1, "positions": "entry", "rope_layout": "half"},
+    ),
+    "bad_entry_without_layout": build({**gqa(), "rope_frequencies": ("F32", [1])}, {"positions": "entry"}),
+    "bad_token_with_frequencies": build({**gqa(), "rope_frequencies": ("F32", [1])}),
     "gqa": build(gqa()),
     "gqa_bf16": build(gqa(b=2, h=4, kv=2, dtype="BF16"), {"method": "window", "semantic_pool": "select"}),
     "gqa_documents": build({**gqa(), "cu_seqlens": int32(0, 2, 4)}, {"head_reduce": "max"}),

@@ -270,6 +270,7 @@ TEST(PropertiesOfTheFastPath, StreamingDoesNotDependOnChunksNorOnDecodingInBetwe
     spec.shape = random.chance(0.5) ? kMla : kGqa;
     spec.dtype = random.chance(0.7) ? DType::f32 : DType::bf16;
     spec.settings = random_settings(random, n);
+    random_positions(spec, random);
     spec.settings.summary = Summary::streaming;
     SCOPED_TRACE(describe(spec));
     const Layer layer = random_layer(spec, random);
@@ -303,6 +304,7 @@ TEST(PropertiesOfTheFastPath, ALaterPromptScoresItsGroupsByItsOwnEnd) {
     LayerSpec spec;
     spec.shape = random.chance(0.5) ? kMla : kGqa;
     spec.settings = random_settings(random, n);
+    random_positions(spec, random);
     spec.settings.method = MethodKind::lca;
     spec.settings.summary = Summary::prompt;
     spec.settings.semantic_pool = spec.settings.positional_pool = Pool::weighted;  // no ties
@@ -335,6 +337,7 @@ TEST(PropertiesOfTheFastPath, ThePromptModeDoesNotDependOnChunks) {
     spec.shape = random.chance(0.5) ? kMla : kGqa;
     spec.dtype = random.chance(0.7) ? DType::f32 : DType::bf16;
     spec.settings = random_settings(random, n);
+    random_positions(spec, random);
     spec.settings.summary = Summary::prompt;
     SCOPED_TRACE(describe(spec));
     const Layer layer = random_layer(spec, random);

@@ -211,6 +211,10 @@ std::string describe(const LayerSpec& spec) {
     line += field.is_integer ? fmt::format("{}", value)
                              : std::string(field.choices[static_cast<std::size_t>(value)]);
   }
+  if (spec.settings.positions == Positions::entry) {
+    line += fmt::format(" pairs={} {}", spec.rotation.frequencies.size(),
+                        spec.rotation.layout == RopeLayout::halves ? "halves" : "adjacent");
+  }
   return line;
 }
 
@@ -246,6 +250,24 @@ Settings random_settings(Random& random, std::int64_t count) {
   settings.positional_pool = random.pick({Pool::weighted, Pool::mean, Pool::max, Pool::select});
   settings.mass = random.pick({Mass::none, Mass::count, Mass::score});
   return settings;
+}
+
+Rotation random_rotation(Random& random, std::int64_t width) {
+  Rotation rotation;
+  rotation.layout = random.pick({RopeLayout::halves, RopeLayout::adjacent});
+  const std::int64_t pairs = random.chance(0.7) ? width / 2 : random.integer(1, width / 2);
+  const double base = random.pick({2.0, 100.0, 10000.0});
+  for (std::int64_t i = 0; i < pairs; ++i) {
+    rotation.frequencies.push_back(
+        std::pow(base, -static_cast<double>(i) / static_cast<double>(pairs)));
+  }
+  return rotation;
+}
+
+void random_positions(LayerSpec& spec, Random& random) {
+  if (spec.shape.d_positional() < 2 || random.chance(0.5)) return;
+  spec.settings.positions = Positions::entry;
+  spec.rotation = random_rotation(random, spec.shape.d_positional());
 }
 
 }  // namespace lca::test

@@ -153,4 +153,10 @@ AttentionShape random_shape(Random& random);
 /// Random settings of all kinds, with sizes that fit sequences of about `count` tokens.
 Settings random_settings(Random& random, std::int64_t count);
 
+/// A rotation of rows of `width` ≥ 2 channels, of all pairs or some, in either layout.
+Rotation random_rotation(Random& random, std::int64_t width);
+
+/// Entry positions with such a rotation, or token positions (always where nothing can be rotated).
+void random_positions(LayerSpec& spec, Random& random);
+
 }  // namespace lca::test

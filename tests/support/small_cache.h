@@ -14,6 +14,7 @@ inline LayerSpec random_spec(Random& random, std::int64_t count) {
   spec.shape = random.chance(0.5) ? kMla : kGqa;
   spec.dtype = random.chance(0.5) ? DType::f32 : DType::bf16;
   spec.settings = random_settings(random, count);
+  random_positions(spec, random);
   return spec;
 }
 

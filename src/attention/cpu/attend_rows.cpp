@@ -9,6 +9,7 @@
 
 #include "attention/attend.h"
 #include "attention/cache_state.h"
+#include "attention/cpu/row_rotation.h"
 #include "attention/cpu/rows.h"
 #include "attention/cpu/vector.h"
 #include "core/bf16.h"
@@ -38,13 +39,23 @@ struct QueryMemory {
   std::int64_t row, position, splits;
   float* q_semantic;    ///< [H][d_c], MLA
   float* q_positional;  ///< [H][d_rope]
-  float* out;           ///< [splits][H][d_semantic]
-  float* top;           ///< [splits][H]
-  float* sum;           ///< [splits][H]
+  // With entry positions, where the query's entry lies behind its token's position:
+  std::int64_t shift;  ///< by so much; 0: the above is compared with everything
+  float* q_far;        ///< [H][d_rope]: for representatives and sink
+  float* rotated;      ///< [H][d_rope], before it is rounded
+  float* angles;
+  float* out;  ///< [splits][H][d_semantic]
+  float* top;  ///< [splits][H]
+  float* sum;  ///< [splits][H]
 
-  void carve(Carver& carver, const AttentionShape& shape) {
+  void carve(Carver& carver, const LayerSpec& spec) {
+    const AttentionShape& shape = spec.shape;
     q_semantic = carver.take<float>(shape.form == Form::mla ? shape.heads * shape.d_latent : 0);
     q_positional = carver.take<float>(shape.heads * shape.d_rope);
+    const bool rotates = spec.settings.positions == Positions::entry;
+    q_far = carver.take<float>(rotates ? shape.heads * shape.d_rope : 0);
+    rotated = carver.take<float>(rotates ? shape.heads * shape.d_rope : 0);
+    angles = carver.take<float>(rotates ? shape.d_rope : 0);
     out = carver.take<float>(splits * shape.heads * shape.d_semantic());
     top = carver.take<float>(splits * shape.heads);
     sum = carver.take<float>(splits * shape.heads);
@@ -99,6 +110,9 @@ class Decode {
       }
       for (std::int64_t i = 0; i < count * heads; ++i) task(i, 0);
     };
+    for (const QueryMemory& query : queries_) {
+      if (query.shift != 0) vector_angles(rotation_, -query.shift, query.angles);
+    }
     share([&](const QueryMemory& query, std::int64_t head) { prepare(query, head); });
     pool.run(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t task, int worker) {
       attend_split(tasks_[static_cast<std::size_t>(task)], worker);
@@ -140,7 +154,10 @@ class Decode {
                   query.row = row;
                   query.position = position;
                   query.splits = parts;
-                  query.carve(carver, shape_);
+                  query.shift = rotation_.steps == nullptr
+                                    ? 0
+                                    : runs_[run].cache->state().layout.position_shift(position + 1);
+                  query.carve(carver, spec_);
                   if (queries == nullptr) return;
                   for (std::int64_t split = 0; split < parts; ++split)
                     tasks[task_at++] = {query_at, split};
@@ -154,9 +171,22 @@ class Decode {
     gathered_ = carver.take<std::byte>(gather_bytes(shape_) * context_.threads());
   }
 
+  /// One head's rope part as representatives and sink are compared with.
+  void prepare_far(const QueryMemory& query, std::int64_t head) {
+    const ConstTensor& q = runs_[query.run].queries.rope;
+    const std::int64_t at = head * shape_.d_rope;
+    float* to = (bf16_ ? query.rotated : query.q_far) + at;
+    vector_rotate(rotation_, query.angles, bf16_ ? 1 : factor_, q.row(query.row, head), q.dtype,
+                  shape_.d_rope, to);
+    if (bf16_) {
+      vector_store(to, shape_.d_rope, DType::bf16, reinterpret_cast<bf16_bits*>(query.q_far) + at);
+    }
+  }
+
   /// One head's query in the cache's own space, times scale·log₂e.
   void prepare(const QueryMemory& query, std::int64_t head) {
     const Queries& q = runs_[query.run].queries;
+    if (query.shift != 0) prepare_far(query, head);
     if (bf16_) {
       auto* to = reinterpret_cast<bf16_bits*>(query.q_positional) + head * shape_.d_rope;
       std::memcpy(to, q.rope.row(query.row, head),
@@ -202,15 +232,24 @@ class Decode {
     heads.sum = query.sum + at;
     heads.scratch = scratch_ + worker * scratch_values_;
     rows_begin(heads);
+    RowHeads far = heads;
+    if (query.shift != 0) {
+      far.q_positional = query.q_far;
+      if (bf16_) far.q_bf16 = reinterpret_cast<const std::uint16_t*>(query.q_far);
+    }
 
     const Visible seen = state.layout.visible(query.position);
     // Whole blocks: representatives then fall into the same blocks in every split.
     const std::int64_t even = (seen.pairs() + query.splits - 1) / query.splits;
     const std::int64_t share = (even + kRowBlock - 1) / kRowBlock * kRowBlock;
     Range rest{task.split * share, std::min(seen.pairs(), (task.split + 1) * share)};
-    attend_groups(heads, state, cut(rest, seen.groups), worker);
+    attend_groups(far, state, cut(rest, seen.groups), worker);
     rest = {rest.begin - seen.groups, rest.end - seen.groups};
-    attend_tokens(heads, state, seen, cut(rest, seen.sink.size() + seen.window.size()), worker);
+    const Range tokens = cut(rest, seen.sink.size() + seen.window.size());
+    // The block in which sink and window meet has no one form of the query.
+    const std::int64_t meet = query.shift == 0 ? tokens.begin : seen.sink.size();
+    attend_tokens(far, state, seen, {tokens.begin, std::min(tokens.end, meet)}, worker);
+    attend_tokens(heads, state, seen, {std::max(tokens.begin, meet), tokens.end}, worker);
   }
 
   static Range cut(const Range& range, std::int64_t count) {
@@ -384,6 +423,7 @@ class Decode {
   /// Queries and rows are multiplied as they are stored.
   const bool bf16_ = shape_.form == Form::gqa && runs_[0].queries.rope.dtype == DType::bf16 &&
                      rows_run_bf16(spec_.dtype, shape_.d_semantic(), shape_.d_positional());
+  const RowRotation rotation_ = row_rotation(runs_[0].cache->state());
   const float log_group_ = std::log(static_cast<float>(spec_.settings.group));
   std::span<QueryMemory> queries_;
   std::span<SplitTask> tasks_;
@@ -407,7 +447,7 @@ std::size_t attend_rows_workspace_bytes(const LayerSpec& spec, std::int64_t run,
   for (std::int64_t row = 0; row < run; ++row) {
     QueryMemory query{};
     query.splits = splits;
-    query.carve(carver, spec.shape);
+    query.carve(carver, spec);
   }
   carver.take<float>(rows_scratch_floats(spec.shape.heads_per_kv(), spec.shape.kv_heads,
                                          spec.shape.d_semantic(), spec.shape.d_positional()) *

@@ -9,6 +9,7 @@
 
 #include "attention/attend.h"
 #include "attention/cache_state.h"
+#include "attention/cpu/row_rotation.h"
 #include "attention/cpu/tile.h"
 #include "core/context_state.h"
 #include "core/workspace.h"
@@ -68,13 +69,15 @@ struct SharedMemory {
   std::uint32_t *w_uk, *w_uv;
   std::vector<Worker> workers;
 
-  SharedMemory(Carver& carver, const AttentionShape& shape, int threads, bool bf16) {
+  SharedMemory(Carver& carver, const LayerSpec& spec, int threads, bool bf16) {
+    const AttentionShape& shape = spec.shape;
+    const bool rotates = spec.settings.positions == Positions::entry;
     w_uk = carver.take<std::uint32_t>(packed_key_words(shape.d_nope, shape.d_latent, bf16));
     w_uv = carver.take<std::uint32_t>(packed_key_words(shape.d_value, shape.d_latent, bf16));
     for (int i = 0; i < threads; ++i) {
       Worker worker{};
-      worker.tile =
-          carver.take<float>(tile_scratch_floats(shape.d_nope, shape.d_rope, shape.d_value));
+      worker.tile = carver.take<float>(
+          tile_scratch_floats(shape.d_nope, shape.d_rope, shape.d_value, rotates));
       worker.rebuild =
           carver.take<float>(shape.form == Form::mla ? rebuild_scratch_floats(shape.d_latent) : 0);
       worker.rows = carver.take<std::byte>(kChunk * static_cast<std::int64_t>(sizeof(float)) *
@@ -140,7 +143,7 @@ class Prefill {
       const Cache::State& state = run.cache->state();
       memory_.emplace_back(carver, shape_, state.groups.rows(), state.rows(), bf16_);
     }
-    shared_.emplace(carver, shape_, context_.threads(), bf16_);
+    shared_.emplace(carver, spec_, context_.threads(), bf16_);
   }
 
   /// Lists what the queries see, chunk by chunk, and the tiles.
@@ -320,6 +323,7 @@ class Prefill {
     tile.first = first_[task.run] + task.row;
     tile.q_nope = queries(run.queries.nope);
     tile.q_rope = queries(run.queries.rope);
+    tile.rotation = row_rotation(state);
     tile.groups = memory.groups.packed();
     tile.bias = has_bias() ? memory.bias : nullptr;
     tile.tokens = memory.tokens.packed();
@@ -357,7 +361,7 @@ std::size_t attend_tiles_workspace_bytes(const LayerSpec& spec, std::int64_t row
   const bool bf16 = spec.dtype == DType::bf16 && bf16_kernels() != nullptr;
   Carver carver;
   const RunMemory memory(carver, spec.shape, groups, rows, bf16);
-  const SharedMemory shared(carver, spec.shape, threads, bf16);
+  const SharedMemory shared(carver, spec, threads, bf16);
   return carver.used();
 }
 

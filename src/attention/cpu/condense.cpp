@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "attention/cache_state.h"
+#include "attention/cpu/row_rotation.h"
 #include "attention/cpu/vector.h"
 #include "core/context_state.h"
 #include "core/workspace.h"
@@ -27,8 +28,10 @@ namespace lca {
 namespace {
 
 using cpu::vector_add_scaled;
+using cpu::vector_angles;
 using cpu::vector_dot;
 using cpu::vector_max;
+using cpu::vector_rotate;
 using cpu::vector_store;
 using cpu::vector_sum_rows;
 using cpu::vector_widen;
@@ -53,6 +56,7 @@ struct Scratch {
   float* positional;  ///< [G][KV][vectors][d_rope]: score vectors against keys
   float* weight;      ///< [d_n][d_c], one head of W_uk in float32
   float* pooled;      ///< [d_semantic + d_positional]: a representative before it is rounded
+  float* rotated;     ///< [d_positional], then as many angles; with entry positions
 
   Scratch(Carver& carver, const LayerSpec& spec) {
     const AttentionShape& shape = spec.shape;
@@ -64,6 +68,8 @@ struct Scratch {
     positional = carver.take<float>(groups * shape.kv_heads * vectors * shape.d_rope);
     weight = carver.take<float>(shape.d_nope * shape.d_latent);
     pooled = carver.take<float>(shape.d_semantic() + shape.d_positional());
+    const bool rotates = spec.settings.positions == Positions::entry;
+    rotated = carver.take<float>(rotates ? 2 * shape.d_positional() : 0);
   }
 };
 
@@ -183,6 +189,33 @@ class Batch {
     return best * static_cast<float>(spec_.softmax_scale() * share);
   }
 
+  /// One member's row of one KV head.
+  struct Member {
+    const void* data;
+    DType dtype;
+    std::int64_t width;
+  };
+
+  /// Members as they are stored.
+  static auto stored_rows(const ConstTensor& rows, std::int64_t kv) {
+    return [&rows, kv](std::int64_t k) {
+      return Member{rows.row(k, kv), rows.dtype, rows.shape[2]};
+    };
+  }
+
+  /// Members rotated to where representative j lies; a row is valid until the next is asked for.
+  auto rotated_rows(const ConstTensor& rows, std::int64_t kv, std::int64_t j) const {
+    return [this, &rows, kv, j](std::int64_t k) {
+      const cpu::RowRotation rotation = row_rotation(state_);
+      const std::int64_t width = shape_.d_positional();
+      float* angles = scratch_.rotated + width;
+      const std::int64_t token = state_.layout.group_range(j).begin + k;
+      vector_angles(rotation, state_.layout.group_position(j) - token, angles);
+      vector_rotate(rotation, angles, 1, rows.row(k, kv), rows.dtype, width, scratch_.rotated);
+      return Member{scratch_.rotated, DType::f32, width};
+    };
+  }
+
   /// Scores group `first_ + i` for one KV head and writes its representative.
   void pool(std::int64_t i, std::int64_t summary, std::int64_t kv) {
     const std::int64_t j = first_ + i;
@@ -207,14 +240,24 @@ class Batch {
 
     float* semantic = scratch_.pooled;
     float* positional = semantic + shape_.d_semantic();
-    pool_rows(spec_.settings.semantic_pool, group.semantic, kv, best, alpha, semantic);
-    pool_rows(spec_.settings.positional_pool, group.positional, kv, best, alpha, positional);
-    store(semantic, shape_.d_semantic(), kv, state_.groups.semantic(j));
-    store(positional, shape_.d_positional(), kv, state_.groups.positional(j));
-    if (spec_.settings.mass == Mass::score) {
+    const bool has_mass = spec_.settings.mass == Mass::score;
+    const bool rotates = spec_.settings.positions == Positions::entry;
+    pool_rows(spec_.settings.semantic_pool, stored_rows(group.semantic, kv), best, alpha, semantic);
+    // The mass is that of the keys at token positions (mechanism §10).
+    if (has_mass || !rotates) {
+      pool_rows(spec_.settings.positional_pool, stored_rows(group.positional, kv), best, alpha,
+                positional);
+    }
+    if (has_mass) {
       const float own = score(summary, kv, semantic, positional, DType::f32);
       state_.groups.bias(j)[kv] = top + std::log(sum) - own;
     }
+    if (rotates) {
+      pool_rows(spec_.settings.positional_pool, rotated_rows(group.positional, kv, j), best, alpha,
+                positional);
+    }
+    store(semantic, shape_.d_semantic(), kv, state_.groups.semantic(j));
+    store(positional, shape_.d_positional(), kv, state_.groups.positional(j));
   }
 
   void store(const float* pooled, std::int64_t width, std::int64_t kv, std::byte* row) const {
@@ -222,22 +265,25 @@ class Batch {
                  row + kv * width * static_cast<std::int64_t>(dtype_bytes(spec_.dtype)));
   }
 
-  static void pool_rows(Pool kind, const ConstTensor& rows, std::int64_t kv, std::int64_t best,
+  /// Pools the rows that member(k) hands out.
+  template <typename Rows>
+  static void pool_rows(Pool kind, const Rows& member, std::int64_t best,
                         std::span<const float> alpha, float* pooled) {
-    const std::int64_t width = rows.shape[2];
     if (kind == Pool::select || kind == Pool::max) {
-      vector_widen(rows.row(kind == Pool::select ? best : 0, kv), rows.dtype, width, pooled);
+      const Member row = member(kind == Pool::select ? best : 0);
+      vector_widen(row.data, row.dtype, row.width, pooled);
     } else {
-      std::fill_n(pooled, width, 0.0F);
+      std::fill_n(pooled, member(0).width, 0.0F);
     }
     if (kind == Pool::select) return;
-    const float share = 1.0F / static_cast<float>(rows.shape[0]);
-    for (std::int64_t k = 0; k < rows.shape[0]; ++k) {
+    const float share = 1.0F / static_cast<float>(alpha.size());
+    for (std::size_t k = 0; k < alpha.size(); ++k) {
+      const Member row = member(static_cast<std::int64_t>(k));
       if (kind == Pool::max) {
-        vector_max(rows.row(k, kv), rows.dtype, width, pooled);
+        vector_max(row.data, row.dtype, row.width, pooled);
       } else {
-        const float weight = kind == Pool::mean ? share : alpha[static_cast<std::size_t>(k)];
-        vector_add_scaled(weight, rows.row(k, kv), rows.dtype, width, pooled);
+        vector_add_scaled(kind == Pool::mean ? share : alpha[k], row.data, row.dtype, row.width,
+                          pooled);
       }
     }
   }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numbers>
 
@@ -69,6 +70,7 @@ class TileWork {
     top_ = out_ + kTileRows * d_value_padded_;
     sum_ = top_ + kTileRows;
     factor_ = sum_ + kTileRows;
+    far_ = factor_ + kTileRows;
     // Finite, so that a row that has seen nothing yet subtracts without making a NaN.
     std::fill_n(top_, kTileRows, -1e30F);
     std::fill_n(sum_, kTileRows, 0.0F);
@@ -77,10 +79,14 @@ class TileWork {
     // Rows past the last query take part in the products; they must not bring in anything odd.
     std::fill_n(scores_ + t_.rows * kBlockKeys, (rows_padded_ - t_.rows) * kBlockKeys, 0.0F);
     PackQueries();
+    // Later rows lie no less behind their tokens' positions.
+    rotates_ = t_.rotation.steps != nullptr && Shift(t_.rows - 1) != 0;
+    if (rotates_) PackFarQueries();
   }
 
   void Run() {
     RowSpans spans;
+    RowSpans sink_spans;
     RowSpans group_spans;
     for (std::int64_t r = 0; r < t_.rows; ++r) {
       const Visible v = t_.layout.visible(t_.first + r);
@@ -88,6 +94,11 @@ class TileWork {
       spans.row[r] = {v.sink.end, v.window.begin - t_.dropped, v.window.end - t_.dropped};
       // Tokens that were never dropped keep their place; the sink lies before them.
       if (v.window.begin <= v.sink.end) spans.row[r] = {0, v.sink.begin, v.window.end - t_.dropped};
+      // The sink is seen from another position than the window: then it goes by itself.
+      if (rotates_ && Shift(r) != 0) {
+        spans.row[r].sink_end = 0;
+        sink_spans.row[r] = {0, 0, v.sink.end};
+      }
     }
     // Later rows never see less: the first row begins, the last one ends.
     const std::int64_t last = t_.rows - 1;
@@ -95,13 +106,18 @@ class TileWork {
     const std::int64_t window_begin = spans.row[0].begin;
     const std::int64_t window_end = spans.row[last].end;
     const std::int64_t groups = group_spans.row[last].end;
+    const std::uint32_t* near = Words(q_) + kTileRows * q_words_nope_;
+    const std::uint32_t* far = rotates_ ? Words(far_) : near;
     std::int64_t key = 0;
-    for (; key < sink_end; key += kBlockKeys) Block(t_.tokens, key, spans, false);
+    for (; key < sink_spans.row[last].end; key += kBlockKeys) {
+      Block(t_.tokens, key, sink_spans, far, false);
+    }
+    for (key = 0; key < sink_end; key += kBlockKeys) Block(t_.tokens, key, spans, near, false);
     // Blocks start at the window's first panel, so that no block is all but empty.
     key = std::max(key, window_begin / kPanel * kPanel);
-    for (; key < window_end; key += kBlockKeys) Block(t_.tokens, key, spans, false);
+    for (; key < window_end; key += kBlockKeys) Block(t_.tokens, key, spans, near, false);
 
-    for (key = 0; key < groups; key += kBlockKeys) Block(t_.groups, key, group_spans, true);
+    for (key = 0; key < groups; key += kBlockKeys) Block(t_.groups, key, group_spans, far, true);
     Finish();
   }
 
@@ -112,8 +128,45 @@ class TileWork {
     PackRows(t_.q_rope, t_.rows, t_.d_rope, t_.bf16, words + kTileRows * q_words_nope_);
   }
 
-  /// Takes keys [key, key + kBlockKeys) of a segment into account.
-  void Block(const PackedKeys& keys, std::int64_t key, const RowSpans& segment, bool groups) {
+  /// How far row r's entry lies behind its token's position.
+  std::int64_t Shift(std::int64_t r) const { return t_.layout.position_shift(t_.first + r + 1); }
+
+  /// The rope parts as representatives and sink are compared with: packed like the others, each row
+  /// rotated back by its shift. Neighbours mostly share one.
+  void PackFarQueries() {
+    auto* far = reinterpret_cast<std::uint32_t*>(far_);
+    std::memcpy(far, Words(q_) + kTileRows * q_words_nope_,
+                static_cast<std::size_t>(rows_padded_ * q_words_rope_) * sizeof(*far));
+    float* row = far_ + kTileRows * q_words_rope_;
+    const std::int64_t row_floats = round_up(t_.d_rope, 2 * kDepth);
+    float* angles = row + row_floats;
+    std::fill_n(row, row_floats, 0.0F);
+    std::int64_t shift = 0;
+    for (std::int64_t r = 0; r < t_.rows; ++r) {
+      if (Shift(r) == 0) continue;
+      if (Shift(r) != shift) {
+        shift = Shift(r);
+        vector_angles(t_.rotation, -shift, angles);
+      }
+      vector_rotate(t_.rotation, angles, 1, t_.q_rope.row(r), t_.q_rope.dtype, t_.d_rope, row);
+      const std::uint32_t* words = Words(row);
+      if (t_.bf16) {
+        bf16_kernels()->round_pairs(row, words_rope_, reinterpret_cast<std::uint32_t*>(row));
+      }
+      const std::int64_t in_call = r % rows_per_call_;
+      std::uint32_t* to = far + (r - in_call) * q_words_rope_ + in_call * kDepth;
+      for (std::int64_t word = 0; word < words_rope_;
+           word += kDepth, to += rows_per_call_ * kDepth) {
+        std::memcpy(to, words + word,
+                    static_cast<std::size_t>(std::min(kDepth, words_rope_ - word)) * sizeof(*to));
+      }
+    }
+  }
+
+  /// Takes keys [key, key + kBlockKeys) of a segment into account; `q_rope` is the form of the
+  /// queries that is compared with them.
+  void Block(const PackedKeys& keys, std::int64_t key, const RowSpans& segment,
+             const std::uint32_t* q_rope, bool groups) {
     FetchAhead();
     const std::int64_t block = std::min(kBlockKeys, keys.count - key);
     Span span[kTileRows];
@@ -135,7 +188,7 @@ class TileWork {
       }
       seen[r0 / rows_per_call_] = hull;
     }
-    Scores(keys, key, block, seen);
+    Scores(keys, key, block, seen, q_rope);
     for (std::int64_t r0 = 0; r0 < t_.rows; r0 += rows_per_call_) {
       const Range& hull = seen[r0 / rows_per_call_];
       if (hull.size() == 0) continue;
@@ -162,16 +215,16 @@ class TileWork {
     ahead_ = end;
   }
 
-  void Scores(const PackedKeys& keys, std::int64_t key, std::int64_t block, const Range* seen) {
-    const auto* words = reinterpret_cast<const std::uint32_t*>(q_);
+  void Scores(const PackedKeys& keys, std::int64_t key, std::int64_t block, const Range* seen,
+              const std::uint32_t* q_rope_all) {
     for (std::int64_t panel = 0; panel < block; panel += kPanel) {
       const std::uint32_t* k_nope = keys.nope + (key + panel) * words_nope_;
       const std::uint32_t* k_rope = keys.rope + (key + panel) * words_rope_;
       for (std::int64_t r0 = 0; r0 < t_.rows; r0 += rows_per_call_) {
         const Range& hull = seen[r0 / rows_per_call_];
         if (hull.end <= panel || panel + kPanel <= hull.begin) continue;
-        const std::uint32_t* q_nope = words + r0 * q_words_nope_;
-        const std::uint32_t* q_rope = words + kTileRows * q_words_nope_ + r0 * q_words_rope_;
+        const std::uint32_t* q_nope = Words(q_) + r0 * q_words_nope_;
+        const std::uint32_t* q_rope = q_rope_all + r0 * q_words_rope_;
         float* scores = scores_ + r0 * kBlockKeys + panel;
         const std::int64_t from = std::max<std::int64_t>(0, hull.begin - panel);
         const std::int64_t to = std::min(kPanel, hull.end - panel);
@@ -281,6 +334,10 @@ class TileWork {
     }
   }
 
+  static const std::uint32_t* Words(const float* floats) {
+    return reinterpret_cast<const std::uint32_t*>(floats);
+  }
+
   static const float* AsFloat(const std::uint32_t* words) {
     return reinterpret_cast<const float*>(words);
   }
@@ -289,8 +346,9 @@ class TileWork {
   std::int64_t d_value_padded_, rows_padded_;
   std::int64_t words_nope_, words_rope_, q_words_nope_, q_words_rope_;
   int rows_per_call_;
+  bool rotates_ = false;  // some row's entry lies behind its token's position
   std::int64_t ahead_ = 0;
-  float *q_, *scores_, *out_, *top_, *sum_, *factor_;
+  float *q_, *scores_, *out_, *top_, *sum_, *factor_, *far_;
 };
 
 void TileAttend(const Tile& tile) { TileWork(tile).Run(); }

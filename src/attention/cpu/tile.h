@@ -19,6 +19,7 @@
 
 #include <cstdint>
 
+#include "attention/cpu/vector.h"
 #include "attention/layout.h"
 
 namespace lca::cpu {
@@ -65,6 +66,8 @@ struct Tile {
   // Queries of one head: row r is token `first + r` of the sequence.
   std::int64_t rows = 0, first = 0;
   ConstTensor q_nope, q_rope;  ///< [rows,1,d], tokens a stride apart
+  /// With entry positions: how queries are rotated on for representatives and sink.
+  RowRotation rotation;
 
   PackedKeys groups;
   const float* bias = nullptr;  ///< of each representative, padded to whole panels; null: none
@@ -80,11 +83,15 @@ struct Tile {
   float* scratch = nullptr;  ///< tile_scratch_floats(...) floats of this worker
 };
 
-/// Floats of scratch memory that a tile needs.
+/// Floats of scratch memory that a tile needs; with `rotates` a second form of its queries, one
+/// row, and angles.
 constexpr std::int64_t tile_scratch_floats(std::int64_t d_nope, std::int64_t d_rope,
-                                           std::int64_t d_value) {
+                                           std::int64_t d_value, bool rotates) {
+  const std::int64_t far =
+      rotates ? kTileRows * round_up(d_rope, kDepth) + 2 * round_up(d_rope, 2 * kDepth) : 0;
   return kTileRows * (round_up(d_nope, kDepth) + round_up(d_rope, kDepth) + kBlockKeys +
-                      round_up(d_value, kPanel) + 3);
+                      round_up(d_value, kPanel) + 3) +
+         far;
 }
 
 /// Computes the tile with the best instructions of this CPU.

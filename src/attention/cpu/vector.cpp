@@ -89,6 +89,73 @@ void VectorStore(const float* from, std::int64_t count, DType dtype, void* to) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = bf16_from_f32(from[i]);
 }
 
+// The loops below are plain: the compiler vectorises them.
+
+void VectorAngles(const RowRotation& rotation, std::int64_t difference, float* angles) {
+  constexpr float kRadians = 0x1.921fb6p-30F;  // 2π / 2³²
+  const std::uint64_t* HWY_RESTRICT steps = rotation.steps;
+  float* HWY_RESTRICT cosines = angles;
+  float* HWY_RESTRICT sines = angles + rotation.pairs;
+  for (std::int64_t i = 0; i < rotation.pairs; ++i) {
+    // A turn is 2³²; the nearest quarter of it decides signs, the rest is at most π/4.
+    const auto phase =
+        static_cast<std::uint32_t>((steps[i] * static_cast<std::uint64_t>(difference)) >> 32);
+    const std::uint32_t quarter = (phase + (1U << 29)) >> 30;
+    const float x =
+        static_cast<float>(static_cast<std::int32_t>(phase - (quarter << 30))) * kRadians;
+    const float xx = x * x;
+    // Taylor's polynomials: the first terms left out are below 2e-9.
+    const float sine =
+        x + x * xx * (-1.0F / 6 + xx * (1.0F / 120 + xx * (-1.0F / 5040 + xx * (1.0F / 362880))));
+    const float cosine =
+        1 + xx * (-0.5F + xx * (1.0F / 24 +
+                                xx * (-1.0F / 720 + xx * (1.0F / 40320 - xx * (1.0F / 3628800)))));
+    const bool swapped = (quarter & 1U) != 0;
+    const float c = swapped ? sine : cosine;
+    const float s = swapped ? cosine : sine;
+    cosines[i] = ((quarter + 1) & 2U) != 0 ? -c : c;
+    sines[i] = (quarter & 2U) != 0 ? -s : s;
+  }
+}
+
+inline float AsFloat(float value) { return value; }
+inline float AsFloat(std::uint16_t value) { return bf16_to_f32(value); }
+
+template <typename T>
+void RotateOf(const RowRotation& rotation, const float* HWY_RESTRICT angles, float factor,
+              const T* HWY_RESTRICT from, std::int64_t count, float* HWY_RESTRICT to) {
+  const std::int64_t pairs = rotation.pairs;
+  const float* HWY_RESTRICT cosines = angles;
+  const float* HWY_RESTRICT sines = angles + pairs;
+  if (rotation.layout == RopeLayout::halves) {
+    const T* HWY_RESTRICT second = from + pairs;
+    float* HWY_RESTRICT to_second = to + pairs;
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const float x = factor * AsFloat(from[i]);
+      const float y = factor * AsFloat(second[i]);
+      to[i] = x * cosines[i] - y * sines[i];
+      to_second[i] = y * cosines[i] + x * sines[i];
+    }
+  } else {
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const float x = factor * AsFloat(from[2 * i]);
+      const float y = factor * AsFloat(from[2 * i + 1]);
+      to[2 * i] = x * cosines[i] - y * sines[i];
+      to[2 * i + 1] = y * cosines[i] + x * sines[i];
+    }
+  }
+  for (std::int64_t i = 2 * pairs; i < count; ++i) to[i] = factor * AsFloat(from[i]);
+}
+
+void VectorRotate(const RowRotation& rotation, const float* angles, float factor, const void* from,
+                  DType dtype, std::int64_t count, float* to) {
+  if (dtype == DType::f32) {
+    RotateOf(rotation, angles, factor, static_cast<const float*>(from), count, to);
+  } else {
+    RotateOf(rotation, angles, factor, static_cast<const std::uint16_t*>(from), count, to);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace lca::cpu
 HWY_AFTER_NAMESPACE();
@@ -102,6 +169,8 @@ HWY_EXPORT(VectorSumRows);
 HWY_EXPORT(VectorWiden);
 HWY_EXPORT(VectorMax);
 HWY_EXPORT(VectorStore);
+HWY_EXPORT(VectorAngles);
+HWY_EXPORT(VectorRotate);
 
 float vector_dot(const float* a, const void* b, DType dtype, std::int64_t count) {
   return HWY_DYNAMIC_DISPATCH(VectorDot)(a, b, dtype, count);
@@ -121,6 +190,13 @@ void vector_max(const void* x, DType dtype, std::int64_t count, float* y) {
 }
 void vector_store(const float* from, std::int64_t count, DType dtype, void* to) {
   HWY_DYNAMIC_DISPATCH(VectorStore)(from, count, dtype, to);
+}
+void vector_angles(const RowRotation& rotation, std::int64_t difference, float* angles) {
+  HWY_DYNAMIC_DISPATCH(VectorAngles)(rotation, difference, angles);
+}
+void vector_rotate(const RowRotation& rotation, const float* angles, float factor, const void* from,
+                   DType dtype, std::int64_t count, float* to) {
+  HWY_DYNAMIC_DISPATCH(VectorRotate)(rotation, angles, factor, from, dtype, count, to);
 }
 
 }  // namespace lca::cpu

@@ -1,6 +1,7 @@
 #pragma once
 /// Operations on single rows, each with the best instructions of this CPU.
 
+#include <lca/shape.h>
 #include <lca/tensor.h>
 
 #include <cstdint>
@@ -25,5 +26,19 @@ void vector_max(const void* x, DType dtype, std::int64_t count, float* y);
 
 /// Writes float32 values in either dtype, rounding to nearest even.
 void vector_store(const float* from, std::int64_t count, DType dtype, void* to);
+
+/// How rows are rotated on to another position; `steps` as in attention/rotate.h.
+struct RowRotation {
+  RopeLayout layout = RopeLayout::halves;
+  const std::uint64_t* steps = nullptr;  ///< null: nothing is rotated
+  std::int64_t pairs = 0;                ///< channels beyond 2·pairs stay as they are
+};
+
+/// Cosines, then sines, of a difference of positions: 2·pairs values.
+void vector_angles(const RowRotation& rotation, std::int64_t difference, float* angles);
+
+/// to = factor · the row `from`, rotated by the angles; `to` is another row.
+void vector_rotate(const RowRotation& rotation, const float* angles, float factor, const void* from,
+                   DType dtype, std::int64_t count, float* to);
 
 }  // namespace lca::cpu
