@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "attention/layout.h"
+#include "attention/rotate.h"
 #include "bench_cuda.h"
 #include "command.h"
 #include "core/error.h"
@@ -335,6 +336,7 @@ void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
                    kLongestLayout32),
       counts_parse("--batch", flags.batch.text, 1, kMostBatch),
       flags.json};
+  job.spec.rotation = rotation_plain(model.shape.d_positional());
   job.spec.validate();
   flags.common.threads();  // means nothing here, and must make sense all the same
   cuda_bench(job);
@@ -352,6 +354,7 @@ void run(const Flags& flags) {
           methods_parse(flags.methods.text),
           counts_parse("--lengths", flags.lengths.text, 1, kLongestLength),
           flags.common.threads()};
+  job.spec.rotation = rotation_plain(model.shape.d_positional());
   job.spec.validate();
   if (job.threads == 0) job.threads = Context(0).threads();
   check_memory(job);

@@ -26,9 +26,9 @@
 
 namespace lca::cuda::decoding {
 
-/// kEntry: positions are those of entries. Queries begin as representatives see them and become what
-/// the window sees at the first tile of exact tokens; the sink's keys are rotated the other way
-/// instead, because they share tiles with the window's.
+/// kEntry: positions are those of entries. Queries begin as representatives see them and become
+/// what the window sees at the first tile of exact tokens; the sink's keys are rotated the other
+/// way instead, because they share tiles with the window's.
 template <typename R, bool kQuant, bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
   using Space = Memory<R, kQuant>;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   copy_wait_for(args.stages - 1);
   __syncthreads();
   if (tid == 0) length_advance(args, session, at.n);  // under the first tile's load
-  bool far = false;  // queries are as representatives see them
+  bool far = false;                                   // queries are as representatives see them
   if constexpr (kEntry) {
     const int difference = FarEntries(at).difference;
     far = at.first < at.groups && difference != 0;

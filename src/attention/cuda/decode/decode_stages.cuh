@@ -67,8 +67,8 @@ __device__ __forceinline__ void queries_load(const Args& args, int session, cons
 /// With entry positions: rotates the positional parts of the first `count` rows in shared memory,
 /// queries or keys, in place.
 template <typename R>
-__device__ __forceinline__ void positional_rotate(const Args& args, int count, int difference, int tid,
-                                            unsigned char* rows) {
+__device__ __forceinline__ void positional_rotate(const Args& args, int count, int difference,
+                                                  int tid, unsigned char* rows) {
   const RotationView& rotation = args.step.rotation;
 #pragma unroll 1
   for (int i = tid; i < count * rotation.pairs; i += R::kThreads) {
