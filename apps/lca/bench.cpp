@@ -2,7 +2,6 @@
 
 #include "arguments.h"
 #include "attention/layout.h"
-#include "attention/rotate.h"
 #include "bench_cuda.h"
 #include "command.h"
 #include "core/error.h"
@@ -328,7 +327,8 @@ void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
   constexpr std::int64_t kMostBatch = 4096;
   CudaBench job{
       model,
-      {model.shape, flags.knobs.apply(Settings{}), DType::bf16, flags.knobs.scale(model.scale)},
+      workload_layer(model.shape, flags.knobs.apply(Settings{}), DType::bf16,
+                     flags.knobs.scale(model.scale)),
       options,
       methods_parse(flags.methods.text),
       flags.methods.given(),
@@ -336,8 +336,6 @@ void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
                    kLongestLayout32),
       counts_parse("--batch", flags.batch.text, 1, kMostBatch),
       flags.json};
-  job.spec.rotation = rotation_plain(model.shape.d_positional());
-  job.spec.validate();
   flags.common.threads();  // means nothing here, and must make sense all the same
   cuda_bench(job);
 }
@@ -349,13 +347,10 @@ void run(const Flags& flags) {
   if (on_cuda) return run_cuda(flags, options);
   const NamedShape& model = named_shape(flags.shape.text);
   Job job{model,
-          {model.shape, flags.knobs.apply(Settings{}), dtype_parse("--dtype", flags.dtype.text),
-           flags.knobs.scale(model.scale)},
+          workload_layer(model.shape, flags.knobs.apply(Settings{}),
+                         dtype_parse("--dtype", flags.dtype.text), flags.knobs.scale(model.scale)),
           methods_parse(flags.methods.text),
-          counts_parse("--lengths", flags.lengths.text, 1, kLongestLength),
-          flags.common.threads()};
-  job.spec.rotation = rotation_plain(model.shape.d_positional());
-  job.spec.validate();
+          counts_parse("--lengths", flags.lengths.text, 1, kLongestLength), flags.common.threads()};
   if (job.threads == 0) job.threads = Context(0).threads();
   check_memory(job);
   const Report report = measure(job);

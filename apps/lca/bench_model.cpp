@@ -10,6 +10,7 @@
 #include "models/weight_packing.h"
 #include "reply.h"
 #include "terminal.h"
+#include "trained_length.h"
 
 #include <lca/method.h>
 
@@ -166,6 +167,12 @@ class Bench {
     }
   }
 
+  /// Positions of the longest session.
+  std::int64_t longest() const {
+    const std::int64_t prompt = wanted_.prompts.empty() ? 0 : wanted_.prompts.back();
+    return wanted_.depths.empty() ? prompt : std::max(prompt, decoded_end(wanted_.depths.back()));
+  }
+
   Report measure() {
     std::vector<std::int64_t> lengths;  // a prompt that was read serves the same depth
     std::ranges::set_union(wanted_.prompts, wanted_.depths, std::back_inserter(lengths));
@@ -313,6 +320,8 @@ void run(const Flags& flags) {
   const InterruptWatch interrupts;
   Bench bench(model, options, wanted, threads);
   bench.require_memory();
+  ContextWarning warning(info, options.settings, "speed is measured all the same");
+  warning.check(bench.longest());
   const Report report = bench.measure();
 
   const std::string method = method_name(options.settings);
@@ -347,7 +356,8 @@ void run(const Flags& flags) {
               {"load_s", load_seconds},
               {"weights", packing_name(info.weights)},
               {"weight_bytes", info.weight_bytes},
-              {"peak_bytes", peak}});
+              {"peak_bytes", peak},
+              {"warnings", warning.given()}});
 }
 
 }  // namespace

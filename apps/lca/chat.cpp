@@ -8,6 +8,7 @@
 #include "reply.h"
 #include "session_keeper.h"
 #include "terminal.h"
+#include "trained_length.h"
 
 #include <lca/chat.h>
 
@@ -71,7 +72,7 @@ class Chat {
         context_(flags.model.threads()),
         session_options_(flags.model.session_options(*model_)),
         session_(keeper.open(model_, context_, session_options_)),
-        warning_(model_->info()) {
+        warning_(model_->info(), session_.settings()) {
     session_options_.settings = session_.settings();
     if (keeper_.begun()) {
       print_note(fmt::format("{}: a conversation of {} tokens goes on",
@@ -111,9 +112,9 @@ class Chat {
   void print_stats() const {
     const auto cache = static_cast<double>(session_.cache_bytes());
     const auto dense = static_cast<double>(session_.dense_bytes());
-    print(fmt::format("{} tokens of {}; cache {}, dense would need {}\n{}\n", session_.length(),
-                      model_->info().context, bytes_text(cache), bytes_text(dense),
-                      settings_line(session_.settings())));
+    print(fmt::format("{} tokens; {}; cache {}, dense would need {}\n{}\n", session_.length(),
+                      trained_text(model_->info().context, session_.settings()), bytes_text(cache),
+                      bytes_text(dense), settings_line(session_.settings())));
   }
 
   /// What the session has to read so that the model can answer `text`.

@@ -8,6 +8,7 @@
 #include "model_flags.h"
 #include "reply.h"
 #include "terminal.h"
+#include "trained_length.h"
 
 #include <lca/chat.h>
 
@@ -118,7 +119,9 @@ void run(const Flags& flags) {
   const auto count = static_cast<std::int64_t>(prompt.size());
   session_require(*model, dense, count + generate.max_tokens, context.threads(),
                   fmt::format("{} tokens", count));
-  ContextWarning(model->info()).check(count);
+  ContextWarning(model->info(), lca.settings, "LCA's answer may make no sense").check(count);
+  ContextWarning(model->info(), dense.settings, "dense attention's answer may make no sense")
+      .check(count);
 
   print_heading(model->info(), flags, count, context.threads());
   const Answer a = answer(model, context, lca, prompt, generate, "LCA");

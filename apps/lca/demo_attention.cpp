@@ -169,8 +169,8 @@ void run(const Flags& flags) {
   // Nothing was trained to read condensed context here, so start from what suits that.
   Settings settings = flags.knobs.apply(settings_preset(kPreset));
   settings.method = MethodKind::lca;
-  LayerSpec lca{model.shape, settings, DType::f32, flags.knobs.scale(model.scale)};
-  lca.validate();
+  const LayerSpec lca =
+      workload_layer(model.shape, settings, DType::f32, flags.knobs.scale(model.scale));
   LayerSpec dense = lca;
   dense.settings.method = MethodKind::dense;
 

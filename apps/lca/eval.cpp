@@ -8,12 +8,14 @@
 #include "model_flags.h"
 #include "reply.h"
 #include "terminal.h"
+#include "trained_length.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 
 namespace lca::cli {
@@ -25,16 +27,18 @@ constexpr const char* kExamples =
     "The first N tokens of the file are read as one prompt, without a begin token; each but the "
     "first\n"
     "is predicted from those before it. nll is the mean of −ln p in nats, perplexity its "
-    "exponential.\n"
+    "exponential,\n"
+    "for all of them and for each range of positions.\n"
     "\n"
     "Examples:\n"
     "  lca eval perplexity smollm2 --file book.txt --length 8K\n"
     "  lca eval perplexity smollm2 --file book.txt --length 8K --method dense --json\n"
+    "  lca eval perplexity smollm2 --file book.txt --length 64K --ranges 8K,16K,64K\n"
     "  lca eval perplexity path/to/folder --file - --length 4K --adapter path/to/adapter";
 
 struct Flags {
   ModelFlags model;
-  TextFlag file, length;
+  TextFlag file, length, ranges;
   bool json = false;
 };
 
@@ -52,14 +56,28 @@ Slice slice_of(const std::vector<double>& nll, std::int64_t from, std::int64_t t
   return {from, to, sum / static_cast<double>(to - from)};
 }
 
-/// 1 … 1K, 1K … 2K, 2K … 4K and so on to the end.
-std::vector<Slice> slices_of(const std::vector<double>& nll) {
+/// One slice up to each of `ends`, as far as the text goes, and one for what lies beyond them.
+std::vector<Slice> slices_of(const std::vector<double>& nll, std::vector<std::int64_t> ends) {
   const auto length = static_cast<std::int64_t>(nll.size());
+  ends.push_back(length);
   std::vector<Slice> slices;
-  for (std::int64_t from = 1, to = 1024; from < length; from = to, to *= 2) {
-    slices.push_back(slice_of(nll, from, std::min(to, length)));
+  std::int64_t from = 1;
+  for (const std::int64_t end : ends) {
+    const std::int64_t to = std::min(end, length);
+    if (to > from) slices.push_back(slice_of(nll, from, to));
+    from = std::max(from, to);
   }
   return slices;
+}
+
+/// Where ranges of positions end: ascending numbers.
+std::vector<std::int64_t> ranges_parse(const TextFlag& flag) {
+  std::vector<std::int64_t> ends = counts_parse("--ranges", flag.text, 2, kLongestLength);
+  const auto wrong = std::ranges::adjacent_find(ends, std::greater_equal());
+  if (wrong != ends.end()) {
+    fail_input("--ranges takes ascending numbers; {} comes before {}", *wrong, *(wrong + 1));
+  }
+  return ends;
 }
 
 /// −ln of the probability of `target`.
@@ -95,13 +113,24 @@ Json slice_json(const Slice& slice) {
           {"perplexity", std::exp(slice.nll)}};
 }
 
-void print_report_json(const Slice& all, const std::vector<Slice>& slices) {
+void print_report_json(const Slice& all, const std::vector<Slice>& slices, const Session& session,
+                       double seconds, const std::vector<std::string>& warnings) {
+  const ModelInfo& info = session.model().info();
   Json ranges = Json::array();
   for (const Slice& slice : slices) ranges.push_back(slice_json(slice));
   print_json({{"tokens", all.to},
               {"nll", all.nll},
               {"perplexity", std::exp(all.nll)},
-              {"by_range", ranges}});
+              {"by_range", ranges},
+              {"model", info.path},
+              {"context", info.context},
+              {"longest_in_range", longest_in_range_json(info.context, session.settings())},
+              {"settings", settings_json(session.settings())},
+              {"seconds", seconds},
+              {"tokens_per_s", static_cast<double>(all.to) / seconds},
+              {"cache_bytes", session.cache_bytes()},
+              {"dense_cache_bytes", session.dense_bytes()},
+              {"warnings", warnings}});
 }
 
 void print_report(const Slice& all, const std::vector<Slice>& slices, const Session& session,
@@ -142,6 +171,7 @@ void run(const Flags& flags) {
     fail_input("--file is missing; it takes a text, or - for standard input");
   if (!flags.length.given()) fail_input("--length is missing; it takes how many tokens to read");
   const std::int64_t length = count_parse("--length", flags.length.text, 2);
+  const std::vector<std::int64_t> ends = ranges_parse(flags.ranges);
   const std::shared_ptr<const Model> model = flags.model.load();
   const std::vector<std::int32_t> ids = ids_read(flags, *model, length);
   check_ids(ids, model->info());
@@ -149,7 +179,8 @@ void run(const Flags& flags) {
   Context context(flags.model.threads());
   session_require(*model, options, length, context.threads(),
                   fmt::format("a text of {} tokens", length));
-  ContextWarning(model->info()).check(length);
+  ContextWarning warning(model->info(), options.settings, "its predictions may be far off");
+  warning.check(length);
   Session session(model, context, options);
 
   const Stopwatch watch;
@@ -157,15 +188,17 @@ void run(const Flags& flags) {
     const InterruptWatch interrupts;
     return nll_measure(session, context, ids);
   }();
+  const double seconds = watch.seconds();
   const Slice all = slice_of(nll, 1, length);
   if (!std::isfinite(all.nll)) {
     fail_input("{}: the model computes NaN or infinite logits: its weights are damaged",
                path_printable(model->info().path));
   }
+  const std::vector<Slice> slices = slices_of(nll, ends);
   if (flags.json) {
-    print_report_json(all, slices_of(nll));
+    print_report_json(all, slices, session, seconds, warning.given());
   } else {
-    print_report(all, slices_of(nll), session, watch.seconds());
+    print_report(all, slices, session, seconds);
   }
 }
 
@@ -177,6 +210,8 @@ Command eval_perplexity_command(CLI::App& parent) {
   app->footer(kExamples);
   flags->file.add(*app, "--file", "FILE", "the text; - reads standard input (required)");
   flags->length.add(*app, "--length", "N", "tokens of it to read (required)");
+  flags->ranges.add(*app, "--ranges", "N,N,...", "where ranges of positions end",
+                    "2K,4K,8K,16K,32K,64K,112K");
   app->add_flag("--json", flags->json, "print JSON");
   flags->model.add(*app, "f32");
   return {app, [flags] { run(*flags); }};

@@ -6,6 +6,7 @@
 #include "model_flags.h"
 #include "models/weight_packing.h"
 #include "terminal.h"
+#include "trained_length.h"
 
 #include <lca/cache.h>
 #include <lca/chat.h>
@@ -83,7 +84,7 @@ CacheSize cache_size(const ModelConfig& config, const std::vector<Settings>& lay
   constexpr std::int64_t kThousand = 1024;
   CacheSize size;
   for (const Settings& settings : layers) {
-    const LayerSpec spec{config.attention, settings, DType::bf16, config.softmax_scale()};
+    const LayerSpec spec{config.attention, settings, DType::bf16, config.softmax_scale(), {}};
     // Over whole groups far behind the window, where growth is even.
     const std::int64_t begin = settings.sink + settings.window + kThousand * settings.group;
     const std::int64_t end = begin + kThousand * settings.group;
@@ -182,6 +183,7 @@ void print_facts_json(const Facts& facts) {
                {"head_widths", shape_json(config)},
                {"vocabulary", config.vocabulary},
                {"context", config.context},
+               {"longest_in_range", longest_in_range_json(config.context, facts.settings)},
                {"weight_bytes", facts.weight_bytes},
                {"weight_types", facts.weight_types},
                {"weight_packing", facts.packing},
@@ -253,7 +255,7 @@ void print_facts(const Facts& facts) {
                                 config.experts.count, config.experts.shared));
   }
   line("vocabulary", fmt::format("{}", config.vocabulary));
-  line("context", fmt::format("{} tokens", config.context));
+  line("context", trained_text(config.context, facts.settings));
   line("rope", rope_text(config.rope));
   line("weights", weights_text(facts));
   line("tokenizer", facts.tokenizer.text());

@@ -3,12 +3,15 @@
 #include "arguments.h"
 #include "attention/layout.h"
 #include "attention/settings_kind.h"
+#include "attention/trained_length.h"
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "model_flags.h"
 #include "models/weight_packing.h"
 #include "terminal.h"
+#include "trained_length.h"
+#include "workload.h"
 
 #include <lca/method.h>
 
@@ -47,7 +50,13 @@ struct Subject {
   std::vector<LayerSpec> layers;
   std::int64_t hidden = 0;
   std::int64_t weights = 0;  // bytes; 0 for a shape
+  std::int64_t context = 0;  // positions it was trained for; 0: not known
 
+  std::vector<Settings> settings() const {
+    std::vector<Settings> list;
+    for (const LayerSpec& layer : layers) list.push_back(layer.settings);
+    return list;
+  }
   Subject with_method(MethodKind kind) const {
     Subject copy = *this;
     for (LayerSpec& layer : copy.layers) layer.settings.method = kind;
@@ -131,7 +140,7 @@ class Planner {
     const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(spec.dtype));
     const std::int64_t entry_bytes = spec.shape.entry_values() * value_bytes;
     Cost cost;
-    cost.entries = layout.groups(length) + length - layout.dropped(length);
+    cost.entries = layout.entries(length);
     cost.cache = static_cast<std::int64_t>(cache_bytes(spec, length));
     cost.workspace =
         static_cast<std::int64_t>(attention_workspace_bytes(spec, length, run, threads_)) +
@@ -149,6 +158,7 @@ class Planner {
 
 struct Plan {
   const Subject& subject;
+  Subject as_dense;
   Planner dense;
   Planner chosen;
   std::int64_t chunk;
@@ -161,12 +171,6 @@ std::string chosen_name(const Plan& plan) {
   return std::string(method_for(plan.subject.layers.front().settings.method).name());
 }
 
-std::vector<Settings> subject_settings(const Subject& subject) {
-  std::vector<Settings> settings;
-  for (const LayerSpec& layer : subject.layers) settings.push_back(layer.settings);
-  return settings;
-}
-
 std::string ratio_text(std::int64_t dense, std::int64_t chosen) {
   if (chosen == 0) return "";
   return fmt::format("{}×", number_text(static_cast<double>(dense) / static_cast<double>(chosen)));
@@ -174,11 +178,26 @@ std::string ratio_text(std::int64_t dense, std::int64_t chosen) {
 
 std::string longest_text(std::int64_t length) {
   if (length == 0) return "none";
+  if (length == kEndlessContext) return "any";
   if (length == kLongestLength) return "over 1024G";
   if (length < 10 * 1024) return fmt::format("{}", length);
   const auto kilos = static_cast<double>(length) / 1024;
   return kilos < 1024 ? fmt::format("{} ({}K)", length, number_text(kilos))
                       : fmt::format("{} ({}M)", length, number_text(kilos / 1024));
+}
+
+/// The rows about the length the model was trained for.
+void add_trained(Table& table, const Plan& plan) {
+  const std::int64_t trained = plan.subject.context;
+  const std::vector<Settings> chosen = plan.subject.settings(), dense = plan.as_dense.settings();
+  const auto add = [&](const std::string& label, std::int64_t a, std::int64_t b) {
+    table.add(
+        {label, longest_text(a), longest_text(b), b == kEndlessContext ? "" : ratio_text(a, b)});
+  };
+  add(fmt::format("positions, of {} trained for", count_text(trained)),
+      positions_needed(dense, plan.length), positions_needed(chosen, plan.length));
+  add("longest context within those", longest_context(dense, trained),
+      longest_context(chosen, trained));
 }
 
 void print_table(const Plan& plan) {
@@ -200,24 +219,31 @@ void print_table(const Plan& plan) {
   add_bytes("workspace, one layer at a time", dense.workspace, chosen.workspace);
   if (chosen.hidden > 0) add_bytes("hidden states of the prompt", dense.hidden, chosen.hidden);
   add_bytes("together", dense.total(), chosen.total());
+  if (subject.context > 0) add_trained(table, plan);
   if (plan.budget > 0) {
     const std::int64_t a = plan.dense.longest(plan.budget), b = plan.chosen.longest(plan.budget);
     const auto budget = static_cast<double>(plan.budget);
     table.add({fmt::format("longest context in {}", bytes_text(budget)), longest_text(a),
                longest_text(b), ratio_text(a, b)});
   }
-  print(fmt::format("{}: {} layers, {} tokens, {}, {} threads\n{}\n\n{}",
+  const std::vector<Settings> settings = subject.settings();
+  print(fmt::format("{}: {} layers, {} tokens, {}, {} threads\n{}\n{}\n{}",
                     path_printable(subject.name), subject.layers.size(), length_text(plan.length),
-                    dtype_name(subject.layers.front().dtype), plan.threads,
-                    settings_line(subject_settings(subject)), table.text()));
+                    dtype_name(subject.layers.front().dtype), plan.threads, settings_line(settings),
+                    subject.context > 0 ? trained_text(subject.context, settings) + "\n" : "",
+                    table.text()));
 }
 
-nlohmann::ordered_json cost_json(const Planner& planner, const Plan& plan) {
+nlohmann::ordered_json cost_json(const Planner& planner, const Plan& plan, const Subject& subject) {
   const Cost cost = planner.cost(plan.length);
   nlohmann::ordered_json json = {
       {"weights_bytes", cost.weights}, {"entries_per_layer", cost.entries},
       {"cache_bytes", cost.cache},     {"workspace_bytes", cost.workspace},
       {"hidden_bytes", cost.hidden},   {"total_bytes", cost.total()}};
+  if (subject.context > 0) {
+    json["positions"] = positions_needed(subject.settings(), plan.length);
+    json["longest_in_range"] = longest_in_range_json(subject.context, subject.settings());
+  }
   if (plan.budget > 0) {
     json["fits"] = cost.total() <= plan.budget;
     json["longest_context"] = planner.longest(plan.budget);
@@ -238,10 +264,11 @@ void print_plan_json(const Plan& plan) {
   json["dtype"] = dtype_name(subject.layers.front().dtype);
   json["threads"] = plan.threads;
   json["chunk"] = plan.chunk;
-  json["settings"] = settings_json(subject_settings(subject));
+  json["settings"] = settings_json(subject.settings());
+  if (subject.context > 0) json["context"] = subject.context;
   if (plan.budget > 0) json["budget_bytes"] = plan.budget;
-  json["dense"] = cost_json(plan.dense, plan);
-  json[chosen_name(plan)] = cost_json(plan.chosen, plan);
+  json["dense"] = cost_json(plan.dense, plan, plan.as_dense);
+  json[chosen_name(plan)] = cost_json(plan.chosen, plan, subject);
   json["cache_ratio"] = static_cast<double>(plan.dense.cost(plan.length).cache) /
                         static_cast<double>(plan.chosen.cost(plan.length).cache);
   print_json(json);
@@ -249,11 +276,10 @@ void print_plan_json(const Plan& plan) {
 
 Subject shape_subject(const Flags& flags, DType dtype) {
   const NamedShape& model = named_shape(flags.shape.text);
-  const LayerSpec spec{model.shape, flags.knobs.apply(Settings{}), dtype,
-                       flags.knobs.scale(model.scale)};
-  spec.validate();
+  const LayerSpec spec = workload_layer(model.shape, flags.knobs.apply(Settings{}), dtype,
+                                        flags.knobs.scale(model.scale));
   return {std::string(model.name), "",
-          std::vector<LayerSpec>(static_cast<std::size_t>(model.layers), spec), model.hidden, 0};
+          std::vector<LayerSpec>(static_cast<std::size_t>(model.layers), spec), model.hidden};
 }
 
 Subject model_subject(const Flags& flags, DType dtype) {
@@ -261,12 +287,13 @@ Subject model_subject(const Flags& flags, DType dtype) {
   const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
   const ModelConfig& config = checkpoint.config();
   Subject subject{
-      checkpoint.path().filename().string(), checkpoint.path().string(), {}, config.hidden, 0};
+      checkpoint.path().filename().string(), checkpoint.path().string(), {}, config.hidden};
+  subject.context = config.context;
   const std::vector<Settings> base = settings_of(checkpoint, adapter_parse(flags.adapter.text));
   for (const Settings& settings : flags.knobs.apply(base)) {
-    subject.layers.push_back(
-        {config.attention, settings, dtype, flags.knobs.scale(config.softmax_scale())});
-    subject.layers.back().validate();
+    // Not the model's own frequencies, which no size depends on.
+    subject.layers.push_back(workload_layer(config.attention, settings, dtype,
+                                            flags.knobs.scale(config.softmax_scale())));
   }
   const WeightPacking packing = flags.packing.read();
   packing_require(checkpoint, packing);
@@ -290,8 +317,10 @@ void run(const Flags& flags) {
   const int threads = Context(flags.common.threads()).threads();
   const Subject subject =
       flags.model.given() ? model_subject(flags, dtype) : shape_subject(flags, dtype);
+  const Subject dense = subject.with_method(MethodKind::dense);
   const Plan plan{subject,
-                  Planner(subject.with_method(MethodKind::dense), chunk, threads),
+                  dense,
+                  Planner(dense, chunk, threads),
                   Planner(subject, chunk, threads),
                   chunk,
                   threads,

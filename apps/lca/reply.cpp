@@ -43,14 +43,6 @@ void session_require(const Model& model, const SessionOptions& options, std::int
       condenses(options) ? "make it shorter" : "use --method lca, or make it shorter");
 }
 
-void ContextWarning::check(std::int64_t length) {
-  if (context_ <= 0 || length <= context_ || !given_.empty()) return;
-  given_.push_back(fmt::format(
-      "{} tokens are more than the {} this model was trained for; its answers may make no sense",
-      length, context_));
-  print_note("lca: warning: " + given_.back());
-}
-
 void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info) {
   for (const std::int32_t id : ids) {
     if (id >= 0 && id < info.vocabulary) continue;

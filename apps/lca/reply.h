@@ -34,19 +34,6 @@ class Stopwatch {
 void session_require(const Model& model, const SessionOptions& options, std::int64_t length,
                      int threads, const std::string& what);
 
-/// Says once on standard error that a conversation is longer than the model was trained for.
-class ContextWarning {
- public:
-  explicit ContextWarning(const ModelInfo& info) : context_(info.context) {}
-  void check(std::int64_t length);
-  /// What was printed: one sentence, or none.
-  const std::vector<std::string>& given() const { return given_; }
-
- private:
-  std::int64_t context_;
-  std::vector<std::string> given_;
-};
-
 /// Throws Error (bad input) where an id is beyond the model's vocabulary.
 void check_ids(std::span<const std::int32_t> ids, const ModelInfo& info);
 

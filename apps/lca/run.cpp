@@ -9,6 +9,7 @@
 #include "reply.h"
 #include "session_keeper.h"
 #include "terminal.h"
+#include "trained_length.h"
 
 #include <lca/chat.h>
 
@@ -218,7 +219,7 @@ void run(const Flags& flags) {
                   count + options.max_tokens, context.threads(),
                   fmt::format("a prompt of {} tokens and {} new ones", count, options.max_tokens));
 
-  ContextWarning warning(model->info());
+  ContextWarning warning(model->info(), session.settings());
   warning.check(count);
   TextPrinter printer;
   const Reply reply =

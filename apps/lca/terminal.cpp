@@ -119,6 +119,13 @@ std::string seconds_text(double seconds) {
   return fmt::format("{} s", number_text(seconds));
 }
 
+std::string count_text(std::int64_t count) {
+  std::string text = fmt::format("{}", count);
+  const std::size_t first = count < 0 ? 1 : 0;
+  for (std::size_t at = text.size(); at > first + 3;) text.insert(at -= 3, 1, ',');
+  return text;
+}
+
 std::string length_text(std::int64_t length) {
   constexpr std::int64_t kilo = 1024;
   constexpr std::int64_t giga = kilo * kilo * kilo;

@@ -40,6 +40,8 @@ std::string bytes_text(double bytes);
 std::string bytes_text(double bytes, double like);
 /// 850 µs, 12.5 ms, 3.21 s.
 std::string seconds_text(double seconds);
+/// 115,262.
+std::string count_text(std::int64_t count);
 /// 1000, 16K, 1M.
 std::string length_text(std::int64_t length);
 

@@ -217,6 +217,16 @@ double Workload::bytes_planned(const AttentionShape& shape, DType dtype, std::in
   return (static_cast<double>(length) * row + weights) * static_cast<double>(dtype_bytes(dtype));
 }
 
+LayerSpec workload_layer(const AttentionShape& shape, const Settings& settings, DType dtype,
+                         double scale) {
+  LayerSpec spec{shape, settings, dtype, scale, {}};
+  if (settings.positions == Positions::entry) {
+    spec.rotation = {RopeLayout::adjacent, rope_frequencies(shape.d_positional())};
+  }
+  spec.validate();
+  return spec;
+}
+
 Workload Workload::random(Context& context, const AttentionShape& shape, DType dtype,
                           std::int64_t length) {
   Workload made(shape, dtype, length);

@@ -9,6 +9,11 @@
 
 namespace lca::cli {
 
+/// A layer of that shape, checked, which rotates as Workload::text_like does: for commands that
+/// have a shape and no model.
+LayerSpec workload_layer(const AttentionShape& shape, const Settings& settings, DType dtype,
+                         double scale);
+
 /// Queries, entries and weights of one sequence, all in one dtype.
 class Workload {
  public:

@@ -1,6 +1,7 @@
 // Cache::save and Cache::load. A stream is: magic, version, the layer's fixed facts, the length,
 // the number of recent queries, the rows, and a checksum of all that. Everything else follows from
-// the length by the index law, so a stream cannot contradict itself.
+// the length by the index law, so a stream cannot contradict itself. Version 1 knew no positions
+// but those of tokens, and is read as such.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -19,7 +20,8 @@ namespace lca {
 namespace {
 
 constexpr std::array<char, 8> kMagic{'L', 'C', 'A', 'C', 'A', 'C', 'H', 'E'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
+constexpr std::size_t kVersion1Fields = 10;  ///< settings of version 1
 constexpr std::int64_t kLongest = std::int64_t{1} << 40;
 
 std::uint64_t checksum(std::span<const std::byte> bytes) {
@@ -36,9 +38,24 @@ void put_spec(ByteWriter& to, const LayerSpec& spec) {
   }
   to.put(spec.scale);
   for (const SettingField& field : setting_fields()) to.put(field.get(spec.settings));
+  to.put(spec.rotation.layout);
+  to.put(static_cast<std::uint32_t>(spec.rotation.frequencies.size()));
+  for (const double frequency : spec.rotation.frequencies) to.put(frequency);
 }
 
-LayerSpec get_spec(ByteReader& from) {
+Rotation get_rotation(ByteReader& from) {
+  Rotation rotation;
+  const auto layout = from.get<std::uint8_t>();
+  if (layout > 1) fail_input("the cache stream has an unknown RoPE layout");
+  rotation.layout = static_cast<RopeLayout>(layout);
+  const auto pairs = from.get<std::uint32_t>();
+  // Compared before memory is allocated: a stream may claim any number.
+  if (pairs > from.left() / sizeof(double)) fail_input("the cache stream is truncated");
+  for (std::uint32_t i = 0; i < pairs; ++i) rotation.frequencies.push_back(from.get<double>());
+  return rotation;
+}
+
+LayerSpec get_spec(ByteReader& from, std::uint32_t version) {
   LayerSpec spec;
   const auto form = from.get<std::uint8_t>();
   const auto dtype = from.get<std::uint8_t>();
@@ -50,7 +67,8 @@ LayerSpec get_spec(ByteReader& from) {
     *width = from.get<std::int64_t>();
   }
   spec.scale = from.get<double>();
-  for (const SettingField& field : setting_fields()) {
+  const std::size_t fields = version > 1 ? setting_fields().size() : kVersion1Fields;
+  for (const SettingField& field : std::span(setting_fields()).first(fields)) {
     const auto value = from.get<std::int64_t>();
     const auto choices = static_cast<std::int64_t>(field.choices.size());
     if (!field.is_integer && (value < 0 || value >= choices)) {
@@ -58,6 +76,7 @@ LayerSpec get_spec(ByteReader& from) {
     }
     field.set(spec.settings, value);
   }
+  if (version > 1) spec.rotation = get_rotation(from);
   spec.validate();
   return spec;
 }
@@ -174,8 +193,9 @@ Cache Cache::load(std::span<const std::byte> bytes) {
   ByteReader head(bytes, kWhat);
   if (head.get<std::array<char, 8>>() != kMagic) fail_input("these bytes are not a saved cache");
   const auto version = head.get<std::uint32_t>();
-  if (version != kVersion) {
-    fail_input("the cache stream has version {}; this program reads version {}", version, kVersion);
+  if (version < 1 || version > kVersion) {
+    fail_input("the cache stream has version {}; this program reads versions 1 to {}", version,
+               kVersion);
   }
   if (head.left() < sizeof(std::uint64_t)) fail_input("the cache stream is truncated");
   const auto body = bytes.first(bytes.size() - sizeof(std::uint64_t));
@@ -183,7 +203,7 @@ Cache Cache::load(std::span<const std::byte> bytes) {
     fail_input("the cache stream is damaged: its checksum does not match");
   }
   ByteReader from(body.subspan(sizeof(kMagic) + sizeof(kVersion)), kWhat);
-  const LayerSpec spec = get_spec(from);
+  const LayerSpec spec = get_spec(from, version);
   const auto length = from.get<std::int64_t>();
   const auto queries = from.get<std::int64_t>();
   if (length < 0 || length > kLongest) fail_input("the cache stream claims {} tokens", length);
@@ -238,7 +258,9 @@ Cache cache_mark_load(std::span<const std::byte> bytes, const Cache& whole) {
 std::size_t cache_stream_bytes(const Cache& cache) {
   constexpr std::size_t kWidths = 6;
   const std::size_t spec = 2 + kWidths * sizeof(std::int64_t) + sizeof(double) +
-                           setting_fields().size() * sizeof(std::int64_t);
+                           setting_fields().size() * sizeof(std::int64_t) + sizeof(RopeLayout) +
+                           sizeof(std::uint32_t) +
+                           cache.spec().rotation.frequencies.size() * sizeof(double);
   return sizeof(kMagic) + sizeof(kVersion) + spec + 2 * sizeof(std::int64_t) + cache.bytes() +
          cache.state().queries.bytes() + sizeof(std::uint64_t);
 }

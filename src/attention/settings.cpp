@@ -80,6 +80,7 @@ const std::vector<Preset>& presets() {
     training_free.sink = 16;
     training_free.semantic_pool = Pool::select;
     training_free.mass = Mass::score;
+    training_free.positions = Positions::entry;
     return std::vector<Preset>{
         {"paper", paper}, {"training", Settings{}}, {"training-free", training_free}};
   }();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/layout.h"
 #include "attention/settings_kind.h"
 #include "core/error.h"
 #include "engine/session_state.h"
@@ -44,12 +45,16 @@ std::vector<Settings> settings_per_layer(const Model& model, const SessionOption
   return std::vector<Settings>(layers, options.settings[0]);
 }
 
-LayerSpec layer_spec(const Model& model, const Settings& settings) {
+LayerSpec layer_spec(const Model& model, const Settings& settings, std::int64_t positions) {
   LayerSpec spec;
   spec.shape = model.info().attention;
   spec.settings = settings;
   spec.dtype = model.cache_dtype();
   spec.scale = model.info().softmax_scale;
+  if (settings.positions == Positions::entry) {
+    const Model::State& state = model.state();
+    spec.rotation = {state.config().rope.layout, state.rope.frequencies(positions)};
+  }
   spec.validate();
   return spec;
 }
@@ -61,8 +66,32 @@ bool waits_for_prompt(std::span<const Settings> settings) {
 std::unique_ptr<SequenceCaches> Session::State::empty_caches() const {
   std::vector<LayerSpec> layers;
   layers.reserve(settings.size());
-  for (const Settings& layer : settings) layers.push_back(layer_spec(*model, layer));
+  for (const Settings& layer : settings) {
+    layers.push_back(layer_spec(*model, layer, std::max<std::int64_t>(1, rope_positions)));
+  }
   return model->state().backend->caches_open(layers);
+}
+
+std::int64_t Session::State::positions_spanned(std::int64_t count) const {
+  std::int64_t most = 0;
+  for (const Settings& layer : settings) {
+    const bool entry = layer.positions == Positions::entry;
+    most = std::max(most, entry ? Layout(layer).entries(count) : count);
+  }
+  return most;
+}
+
+void Session::State::rope_decide(std::int64_t count) {
+  if (!entry_positions || length() > 0 || rope_inherited) return;
+  rope_positions = positions_spanned(count);
+  if (model->state().rope.depends_on_length()) caches = empty_caches();
+}
+
+bool Session::State::rotates_as_prompt(std::int64_t count) const {
+  if (!entry_positions) return rotates_as_short(std::max(count, length()));
+  const Rope& rope = model->state().rope;
+  return !rope.depends_on_length() ||
+         rope.frequencies(rope_positions) == rope.frequencies(positions_spanned(count));
 }
 
 void Session::State::check(std::span<const std::int32_t> run) const {
@@ -83,6 +112,9 @@ Session::Session(std::shared_ptr<const Model> model, Context& context,
     state_->chunk = chunk_rows(options);
     state_->most_marks = options.marks;
     state_->layer_by_layer = waits_for_prompt(state_->settings);
+    state_->entry_positions = std::ranges::any_of(state_->settings, [](const Settings& layer) {
+      return layer.positions == Positions::entry && layer.method != MethodKind::dense;
+    });
     state_->model = std::move(model);
     state_->context = &context;
     state_->caches = state_->empty_caches();
@@ -110,7 +142,6 @@ void Session::prefill(std::span<const std::int32_t> tokens,
     State& state = *state_;
     state.check(tokens);
     const auto total = static_cast<std::int64_t>(tokens.size());
-    const std::int64_t rope_length = length() + total;
     const auto report = [&](std::int64_t done) {
       if (progress && !progress({done, total})) {
         throw Error(ErrorKind::cancelled, "reading the prompt was cancelled");
@@ -118,11 +149,12 @@ void Session::prefill(std::span<const std::int32_t> tokens,
     };
     report(0);
     const ModelBackend& backend = *state.model->state().backend;
+    state.rope_decide(total);
     StepPart part;
     part.session = &state;
     part.prompt = true;
     part.logits = sink_of(logits);
-    part.rope_length = rope_length;
+    part.rope_length = state.rope_length(length() + total);
     StepOptions options;
     options.stop = stop;
     if (state.layer_by_layer) {
@@ -185,8 +217,10 @@ void sessions_forward(std::span<const Step> steps, const std::stop_token& stop) 
         options.layer_by_layer = true;
       }
       const auto count = static_cast<std::int64_t>(step.tokens.size());
+      state.rope_decide(count);
       parts.push_back({&state, step.tokens, step.prompt, sink_of(step.logits),
-                       step.wants_logits || step.logits, state.length() + count});
+                       step.wants_logits || step.logits,
+                       state.rope_length(state.length() + count)});
     }
     step_run(parts, options);
   });

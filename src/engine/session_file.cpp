@@ -26,6 +26,7 @@ constexpr std::int64_t kMostVocabulary = std::numeric_limits<std::int32_t>::max(
 constexpr std::size_t kLongestText = 4096;
 constexpr std::size_t kFewestFields = 10;  ///< settings of the first version
 constexpr std::size_t kMostMarks = 1 << 16;
+constexpr std::int64_t kMostPositions = std::int64_t{1} << 40;
 
 using Checksum = std::array<std::byte, 16>;
 
@@ -91,6 +92,7 @@ void put_head(ByteWriter& to, const SessionHead& head) {
   }
   to.put(head.truncate_floor);
   to.put(head.prompt_end);
+  to.put(head.rope_positions);
   put_list(to, head.tokens);
   put_list(to, head.pending);
   put_list(to, head.logits);
@@ -181,11 +183,13 @@ SessionHead get_head(ByteReader& from, std::uint32_t version) {
   }
   head.truncate_floor = from.get<std::int64_t>();
   head.prompt_end = from.get<std::int64_t>();
+  if (version > 2) head.rope_positions = from.get<std::int64_t>();
   head.tokens = get_list<std::int32_t>(from);
   head.pending = get_list<std::int32_t>(from);
   head.logits = get_list<float>(from);
   require(head.truncate_floor >= 0 && head.truncate_floor <= head.length(), "its shortest length");
   require(head.prompt_end >= 0 && head.prompt_end <= head.length(), "its prompt's end");
+  require(head.rope_positions >= 0 && head.rope_positions <= kMostPositions, "its positions");
   require(head.logits.empty() || (head.logits.size() == static_cast<std::size_t>(head.vocabulary) &&
                                   !head.tokens.empty()),
           "its number of logits");
@@ -228,7 +232,9 @@ SessionRecord get_record(ByteReader& from, std::uint32_t version) {
     require(size <= from.left(), "a cache is longer than the file");
     const Cache& cache =
         record.caches.emplace_back(Cache::load(from.get_bytes(static_cast<std::size_t>(size))));
-    require(cache.spec() == record.head.spec(layer), "a cache of another layer");
+    LayerSpec spec = record.head.spec(layer);
+    spec.rotation = cache.spec().rotation;
+    require(cache.spec() == spec, "a cache of another layer");
     require(cache.length() == record.head.length(), "a cache of another length");
     require(cache.truncate_floor() <= record.head.truncate_floor, "its shortest length");
   }

@@ -16,8 +16,9 @@
 
 namespace lca {
 
-/// The version that is written; version 1, which has no device and no marks, is read too.
-inline constexpr std::uint32_t kSessionVersion = 2;
+/// The version that is written; read are version 1, which has no device and no marks, and version
+/// 2, which has no rope_positions, too.
+inline constexpr std::uint32_t kSessionVersion = 3;
 
 /// Everything a session file says but the caches.
 struct SessionHead {
@@ -38,12 +39,13 @@ struct SessionHead {
   std::vector<Settings> settings;     ///< one per layer
   std::int64_t truncate_floor = 0;    ///< the shortest length it can be cut to
   std::int64_t prompt_end = 0;        ///< where the last prompt ended
+  std::int64_t rope_positions = 0;    ///< decided the frequencies; 0: none yet, or token positions
   std::vector<std::int32_t> tokens;   ///< taken
   std::vector<std::int32_t> pending;  ///< still to be read
   std::vector<float> logits;          ///< after the last token; empty: not known
 
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
-  /// What the cache of a layer has to be.
+  /// What the cache of a layer has to be, but for its rotation, which is the model's.
   LayerSpec spec(std::size_t layer) const { return {shape, settings[layer], dtype, scale}; }
 };
 

@@ -14,7 +14,7 @@ namespace lca {
 
 bool Session::State::rotates_as_short(std::int64_t length) const {
   const Rope& rope = model->state().rope;
-  if (!rope.depends_on_length()) return true;
+  if (entry_positions || !rope.depends_on_length()) return true;
   return rope.frequencies(length) == rope.frequencies(1) &&
          rope.multiplier(length) == rope.multiplier(1);
 }
@@ -53,6 +53,7 @@ void Session::State::cut(std::int64_t length) {
     caches->truncate(length);
   }
   tokens.resize(static_cast<std::size_t>(length));
+  if (length == 0) rope_inherited = false;
   prompt_end = end;
   logits = std::move(known);
   drop_marks_after(length);
@@ -131,6 +132,11 @@ Session Session::fork(std::int64_t length, const std::function<bool(PrefillProgr
     }
     Session other(from.model, *from.context, {from.settings, from.chunk, from.most_marks});
     State& to = *other.state_;
+    if (length > 0) {
+      to.rope_positions = from.rope_positions;
+      to.rope_inherited = true;
+      if (from.model->state().rope.depends_on_length()) to.caches = to.empty_caches();
+    }
     const auto begin = from.tokens.begin();
     // Takes over the first `kept` tokens, for which caches and logits are at hand.
     const auto stand_at = [&](std::int64_t kept, std::unique_ptr<SequenceCaches> caches,
@@ -176,7 +182,7 @@ std::int64_t Session::keep_prefix(std::span<const std::int32_t> prompt) {
     state.check(prompt);
     const auto size = static_cast<std::int64_t>(prompt.size());
     const auto common = std::ranges::mismatch(state.tokens, prompt).in1 - state.tokens.begin();
-    if (!state.layer_by_layer && common > 0 && state.rotates_as_short(std::max(size, length()))) {
+    if (!state.layer_by_layer && common > 0 && state.rotates_as_prompt(size)) {
       // The last token is read again where its logits are not known.
       const auto keeps = [&](std::int64_t position, const std::vector<float>& logits) {
         return position < size || (position == size && !logits.empty());
@@ -199,6 +205,8 @@ std::int64_t Session::keep_prefix(std::span<const std::int32_t> prompt) {
         return best;
       }
     }
+    state.rope_positions = 0;
+    state.rope_inherited = false;
     state.caches = state.empty_caches();
     state.tokens.clear();
     state.pending.clear();

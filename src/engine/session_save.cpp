@@ -5,6 +5,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "attention/cache_state.h"
@@ -44,6 +45,7 @@ SessionHead head_of(const Session& session) {
   head.settings = state.settings;
   head.truncate_floor = session.truncate_floor();
   head.prompt_end = state.prompt_end;
+  head.rope_positions = state.rope_positions;
   head.tokens = state.tokens;
   head.pending = state.pending;
   head.logits = state.logits;
@@ -70,6 +72,19 @@ void check_model(const SessionHead& head, const Model& model, std::string_view p
         "{}: is a session of a model with other weights, {} ({}); take that one, with the adapter "
         "it was loaded with, or start a new session",
         name, text_printable(head.model), text_printable(head.weights));
+  }
+}
+
+/// Frequencies follow from the model and what decided them: others are a forger's.
+void check_rotations(const SessionRecord& record, const Model& model, std::string_view path) {
+  const SessionHead& head = record.head;
+  for (std::size_t layer = 0; layer < record.caches.size(); ++layer) {
+    const LayerSpec spec =
+        layer_spec(model, head.settings[layer], std::max<std::int64_t>(1, head.rope_positions));
+    if (record.caches[layer].spec().rotation != spec.rotation) {
+      fail_input("{}: is not a session this program wrote: its RoPE frequencies",
+                 path_printable(path));
+    }
   }
 }
 
@@ -128,6 +143,7 @@ Session Session::load(std::shared_ptr<const Model> model, Context& context, cons
 Session session_resume(SessionRecord record, std::shared_ptr<const Model> model, Context& context,
                        const SessionOptions& options, std::string_view name) {
   check_model(record.head, *model, name);
+  check_rotations(record, *model, name);
   session_check_settings(record.head, options.settings, name);
   std::string changed = difference(record.head, *model);
   convert(record, model->cache_dtype());
@@ -138,6 +154,7 @@ Session session_resume(SessionRecord record, std::shared_ptr<const Model> model,
   state.pending = std::move(record.head.pending);
   state.logits = std::move(record.head.logits);
   state.prompt_end = record.head.prompt_end;
+  state.rope_positions = record.head.rope_positions;
   for (SavedMark& mark : record.marks) {
     state.marks.push_back({state.caches->mark_from_host(mark.position, std::move(mark.caches)),
                            std::move(mark.logits), mark.prompt_end});

@@ -27,6 +27,12 @@ struct Session::State {
   std::size_t most_marks = 8;
   std::vector<Settings> settings;  ///< one per layer
   bool layer_by_layer = false;     ///< some layer's summary waits for the prompt's end
+  bool entry_positions = false;    ///< some layer drops tokens and has entry positions
+  /// With entry positions: the number of positions that the first prompt spans, which decides the
+  /// RoPE frequencies for the session's life. Keys are rotated on when they are condensed, so all
+  /// of them share frequencies. 0: no prompt yet.
+  std::int64_t rope_positions = 0;
+  bool rope_inherited = false;  ///< they were decided in the session this one was forked from
   std::unique_ptr<SequenceCaches> caches;
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> pending;  ///< tokens still to be read, kept for the caller
@@ -37,6 +43,16 @@ struct Session::State {
 
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
   std::unique_ptr<SequenceCaches> empty_caches() const;
+  /// Positions that a sequence of so many tokens spans: the most of any layer.
+  std::int64_t positions_spanned(std::int64_t count) const;
+  /// Before a step: where the session is empty, its `count` tokens decide the frequencies.
+  void rope_decide(std::int64_t count);
+  /// The length whose frequencies a step that ends at `count` tokens uses.
+  std::int64_t rope_length(std::int64_t count) const {
+    return entry_positions ? rope_positions : count;
+  }
+  /// Whether a session that reads a prompt of so many tokens from the start rotates as this one.
+  bool rotates_as_prompt(std::int64_t count) const;
   /// Throws Error where a token is not in the vocabulary, or there is none.
   void check(std::span<const std::int32_t> run) const;
   const SessionMark* mark_at(std::int64_t position) const;
@@ -49,13 +65,14 @@ struct Session::State {
   void cut(std::int64_t length);
   /// Whether positions of a session of this length are rotated as those of a short one. Keys beyond
   /// that depend on the length of the prompt they came with, and a shorter session would hold
-  /// others.
+  /// others. With entry positions all keys share frequencies: always.
   bool rotates_as_short(std::int64_t length) const;
 };
 
 /// One entry per layer: the options' settings, or the model's.
 std::vector<Settings> settings_per_layer(const Model& model, const SessionOptions& options);
-LayerSpec layer_spec(const Model& model, const Settings& settings);
+/// With entry positions the rotation is that of a length of `positions`.
+LayerSpec layer_spec(const Model& model, const Settings& settings, std::int64_t positions = 1);
 bool waits_for_prompt(std::span<const Settings> settings);
 
 }  // namespace lca

@@ -227,7 +227,7 @@ TEST_F(Talking, PerplexityIsTheMeanOfNAsksLessOne) {
     EXPECT_EQ(finished.code, 0) << finished.err;
     return json::parse(finished.out);
   };
-  const json report = evaluate({"--length", "1500"});
+  const json report = evaluate({"--length", "1500", "--ranges", "700,2K,4K"});
   EXPECT_EQ(report["tokens"], 1500);
   EXPECT_NEAR(report["perplexity"].get<double>(), std::exp(report["nll"].get<double>()), 1e-9);
   ASSERT_EQ(report["by_range"].size(), 2u);
@@ -241,7 +241,7 @@ TEST_F(Talking, PerplexityIsTheMeanOfNAsksLessOne) {
   }
   EXPECT_EQ(from, 1500);
   EXPECT_NEAR(sum / 1499, report["nll"].get<double>(), 1e-9);
-  EXPECT_EQ(report["by_range"][0]["to"], 1024);
+  EXPECT_EQ(report["by_range"][0]["to"], 700);
   const json other = evaluate({"--length", "1500", "--chunk", "100", "--threads", "1"});
   EXPECT_NEAR(other["nll"].get<double>(), report["nll"].get<double>(), 1e-4);
   EXPECT_NE(evaluate({"--length", "1500", "--method", "window", "--window", "8"})["nll"],
@@ -250,7 +250,14 @@ TEST_F(Talking, PerplexityIsTheMeanOfNAsksLessOne) {
   const Finished table =
       program_run({"eval", "perplexity", model.path(), "--file", path, "--length", "200"});
   EXPECT_NE(table.out.find("| 0 – 200 "), std::string::npos) << table.out;
-  for (const Words& more : {Words{"--length", "100K"}, {"--length", "1"}, {}, {"--length", "x"}}) {
+  for (const Words& more : {Words{"--length", "100K"},
+                            {"--length", "1"},
+                            {},
+                            {"--length", "x"},
+                            {"--length", "100", "--ranges", "50,20"},
+                            {"--length", "100", "--ranges", "50,50"},
+                            {"--length", "100", "--ranges", "1"},
+                            {"--length", "100", "--ranges", ""}}) {
     Words all = {"eval", "perplexity", model.path(), "--file", path};
     all.insert(all.end(), more.begin(), more.end());
     EXPECT_TRUE(program_run(all).failed_in_one_line(2));
@@ -330,7 +337,7 @@ TEST(RealModel, AnswersAndMeasuresAsItsReferenceDoes) {
   const json truth = json::parse(read_file(folder + "perplexity.json"));
   const Finished measured =
       program_run({"eval", "perplexity", "smollm2", "--file", folder + "text.txt", "--length",
-                   "512", "--window", "256", "--json"});
+                   "512", "--window", "256", "--positions", "token", "--json"});
   ASSERT_EQ(measured.code, 0) << measured.err;
   EXPECT_NEAR(json::parse(measured.out)["nll"].get<double>(),
               truth["lca"]["training-free window 256"]["512"].get<double>(), 2e-3);

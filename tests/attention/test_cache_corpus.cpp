@@ -64,6 +64,11 @@ std::map<std::string, std::vector<std::byte>> seeds() {
       all[prefix + "window"] = seed(spec, 8, 1);
       spec.settings.method = MethodKind::dense;
       all[prefix + "dense"] = seed(spec, 4, 1);
+      if (form == Form::mla) continue;  // of these d_r is 1, and nothing can be rotated
+      spec.settings.method = MethodKind::lca;
+      spec.settings.positions = Positions::entry;
+      spec.rotation = {RopeLayout::adjacent, {0.5}};
+      all[prefix + "entry"] = seed(spec, 11, 2);
     }
   }
   return all;
@@ -93,6 +98,19 @@ TEST(CacheCorpus, TheFuzzersSeedsAreStreamsThatLoad) {
     // Values may round differently elsewhere; the format, and with it the length, may not.
     EXPECT_EQ(committed.size(), stream.size()) << name << " is stale: run with LCA_WRITE_CORPUS=1";
     ASSERT_NO_THROW(cache_exercise(Cache::load(committed))) << name;
+  }
+}
+
+// Written by version 0.1.0 of the program, which knew no positions but those of tokens.
+TEST(CacheCorpus, StreamsOfVersion1AreTakenUpWithTokenPositions) {
+  for (const char* name : {"version1_mla_f32_sink_score", "version1_gqa_bf16_prompt"}) {
+    const Cache cache = Cache::load(read_bytes(kFolder / name));
+    EXPECT_EQ(cache.spec().settings.positions, Positions::token);
+    EXPECT_EQ(cache.spec().rotation, Rotation{});
+    EXPECT_EQ(cache.spec().settings.mass, Mass::score);
+    EXPECT_GT(cache.groups(), 0);
+    EXPECT_EQ(Cache::load(cache.save()).save(), cache.save());
+    EXPECT_NO_THROW(cache_exercise(cache));
   }
 }
 

@@ -55,6 +55,14 @@ TEST(CacheStream, AnEmptyCacheIsSavedAndLoadedToo) {
   EXPECT_EQ(loaded.spec(), spec);
 }
 
+TEST(CacheStream, ItCarriesTheRotation) {
+  LayerSpec spec;
+  spec.shape = kGqa;
+  spec.settings.positions = Positions::entry;
+  spec.rotation = {RopeLayout::adjacent, {1.0, 0.125}};
+  EXPECT_EQ(Cache::load(Cache(spec).save()).spec(), spec);
+}
+
 // A small cache with sink, representatives, mass, window and recent queries in it.
 std::vector<std::byte> small_stream(Form form) {
   Context context(1);
@@ -67,6 +75,10 @@ std::vector<std::byte> small_stream(Form form) {
   spec.settings.sink = 1;
   spec.settings.summary_queries = 2;
   spec.settings.mass = Mass::score;
+  if (form == Form::gqa) {
+    spec.settings.positions = Positions::entry;
+    spec.rotation = {RopeLayout::halves, {0.5}};
+  }
   const Layer layer = random_layer(spec, random);
   const Tokens tokens = random_tokens(spec, 10, random);
   Feed feed(layer, tokens);

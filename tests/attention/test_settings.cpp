@@ -30,6 +30,8 @@ TEST(Settings, PresetsAreTheTableOfTheSpec) {
   free.summary = Summary::streaming;
   free.semantic_pool = Pool::select;
   free.mass = Mass::score;
+  EXPECT_EQ(paper.positions, Positions::token);
+  free.positions = Positions::entry;
   EXPECT_EQ(settings_preset("training-free"), free);
 
   EXPECT_EQ(settings_presets(),
@@ -48,9 +50,9 @@ TEST(Settings, FieldsComeInTheOrderOfTheSettingsFile) {
     EXPECT_FALSE(field.help.empty()) << field.name;
     EXPECT_EQ(field.is_integer, field.choices.empty()) << field.name;
   }
-  EXPECT_EQ(names, (std::vector<std::string_view>{"method", "group", "window", "sink",
-                                                  "summary_queries", "summary", "head_reduce",
-                                                  "semantic_pool", "positional_pool", "mass"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{
+                       "method", "group", "window", "sink", "summary_queries", "summary",
+                       "head_reduce", "semantic_pool", "positional_pool", "mass", "positions"}));
 }
 
 TEST(Settings, EveryFieldReadsBackWhatWasSet) {

@@ -110,10 +110,13 @@ TEST_P(Flat, ModelsThatAreClosedLeaveNothingBehind) {
 }
 
 /// Allocations of each of 200 decode steps after many others.
-std::vector<std::int64_t> allocations_per_step(const char* name, Precision precision) {
+std::vector<std::int64_t> allocations_per_step(const char* name, Precision precision,
+                                               Positions positions) {
   const auto model = GoldenModel(name).load(precision);
   Context context(threads());
-  Session session(model, context, options_of(flat_settings(MethodKind::lca)));
+  Settings settings = flat_settings(MethodKind::lca);
+  settings.positions = positions;
+  Session session(model, context, options_of(settings));
   session.prefill(some_tokens(64, model->info().vocabulary));
   decode_to(session, 300);
   std::vector<std::int64_t> counts;
@@ -128,13 +131,15 @@ std::vector<std::int64_t> allocations_per_step(const char* name, Precision preci
 TEST_P(Flat, ADecodeStepAllocatesNothing) {
   if (!allocations_are_counted()) GTEST_SKIP() << "sanitizers have allocators of their own";
   for (const Precision precision : {Precision::f32, Precision::automatic}) {
-    std::vector<std::int64_t> counts = allocations_per_step(GetParam(), precision);
-    std::ranges::sort(counts);
-    std::cout << GetParam() << (precision == Precision::f32 ? " f32" : " automatic")
-              << ": allocations per step, median " << counts[counts.size() / 2] << ", most "
-              << counts.back() << "\n";
-    // But for the few steps in which a full buffer doubles.
-    EXPECT_EQ(counts[counts.size() * 9 / 10], 0);
+    for (const Positions positions : {Positions::token, Positions::entry}) {
+      std::vector<std::int64_t> counts = allocations_per_step(GetParam(), precision, positions);
+      std::ranges::sort(counts);
+      std::cout << GetParam() << (precision == Precision::f32 ? " f32" : " automatic")
+                << ": allocations per step, median " << counts[counts.size() / 2] << ", most "
+                << counts.back() << "\n";
+      // But for the few steps in which a full buffer doubles.
+      EXPECT_EQ(counts[counts.size() * 9 / 10], 0);
+    }
   }
 }
 

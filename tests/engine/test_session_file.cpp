@@ -211,9 +211,9 @@ TEST_F(SavedFile, EveryFlippedBitIsRefused) {
 
 TEST_F(SavedFile, AnotherVersionIsRefused) {
   std::string other = bytes;
-  other[8] = 3;
+  other[8] = 4;
   write_file(path, other);
-  expect_refused({"is a session of version 3; this program reads versions 1 to 2"},
+  expect_refused({"is a session of version 4; this program reads versions 1 to 3"},
                  ErrorKind::incompatible);
 }
 
@@ -394,6 +394,24 @@ TEST(SessionFile, AFileOfVersion1IsTakenUp) {
                       std::string(LCA_SOURCE_DIR) + "/tests/engine/version1_llama.session");
       },
       {"other weights"}, ErrorKind::incompatible);
+}
+
+// The same of version 2, with a mark.
+TEST(SessionFile, AFileOfVersion2IsTakenUpWithTokenPositions) {
+  Bench bench("llama");
+  Session session =
+      Session::load(bench.model, bench.context,
+                    std::string(LCA_SOURCE_DIR) + "/tests/engine/version2_llama.session");
+  EXPECT_TRUE(session.notices().empty());
+  EXPECT_EQ(session.length(), 46);
+  EXPECT_EQ(session.marks(), (std::vector<std::int64_t>{30}));
+  EXPECT_EQ(session.settings().front().positions, Positions::token);
+  GenerateOptions options;
+  options.max_tokens = 8;
+  const Generated next = generate_with(session, byte_tokenizer({}), {}, options);
+  EXPECT_EQ(next.tokens, (std::vector<std::int32_t>{49, 45, 76, 69, 71, 61, 29, 75}));
+  session.truncate(30);
+  EXPECT_EQ(session.length(), 30);
 }
 
 TEST_F(SavedFile, ItCanBeCutWithoutItsModel) {

@@ -138,7 +138,7 @@ TEST(SettingsJson, WritesWhatItReads) {
   EXPECT_EQ(settings_to_json(object),
             R"({"method":"lca","group":16,"window":1024,"sink":0,"summary_queries":16,)"
             R"("summary":"streaming","head_reduce":"mean","semantic_pool":"weighted",)"
-            R"("positional_pool":"select","mass":"none"})");
+            R"("positional_pool":"select","mass":"none","positions":"token"})");
   for (const double scale : {1.0, 0.0722, 0.1147213867929261, 1e-300, 5e-324, 1.7e308, 3e20}) {
     object.scale = scale;
     object.prefill.push_back(17);

@@ -23,13 +23,14 @@ import golden_files
 def make_all():
     import make_models_adapters
     import make_models_calm
+    import make_models_entry
     import make_models_gguf
     import make_models_lca
     import make_models_llama
     import make_models_mla
 
-    for module in (make_models_llama, make_models_mla, make_models_lca, make_models_adapters, make_models_gguf,
-                   make_models_calm):
+    for module in (make_models_llama, make_models_mla, make_models_lca, make_models_entry, make_models_adapters,
+                   make_models_gguf, make_models_calm):
         module.make_all()
 
 

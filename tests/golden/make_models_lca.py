@@ -1,7 +1,7 @@
 """Golden logits of whole models under latent-condensed attention.
 
 transformers computes everything but attention, which is replaced by the plain implementation in
-make_op.py: every query gathers its own keys, in float64.
+op_attention.py: every query gathers its own keys, in float64.
 """
 
 import contextlib
@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-import make_op
 from make_models_common import MODELS, logits_of, quiet, seeded
 from make_models_mla import ROUTER_MARGIN, router_margin
+import op_attention
 
 SELECT_MARGIN = 1e-3
 
@@ -55,9 +55,9 @@ def mla_inputs(module, query):
 
 
 @contextlib.contextmanager
-def condensed(model, settings, prompt=None, attend=make_op.attention):
+def condensed(model, settings, prompt=None, attend=op_attention.attention, frequencies=None):
     """Within the context, `model` attends under `settings`; yields the margins of `select`, one
-    per layer of each run."""
+    per layer of each run. `frequencies` where positions are those of entries."""
     margins = []
 
     def interface(module, query, key, value, attention_mask, scaling, **_):
@@ -66,6 +66,9 @@ def condensed(model, settings, prompt=None, attend=make_op.attention):
         options = {**of_layer(settings, module.layer_idx), "scale": scaling}
         if prompt is not None:
             options["prefill"] = [prompt]
+        if options.get("positions") == "entry":
+            inputs["rope_frequencies"] = frequencies
+            options["rope_layout"] = "adjacent" if model.config.model_type == "deepseek_v2" else "half"
         result, margin = attend(inputs, options)
         margins.append(margin)
         return result["out"].to(query.dtype), None
@@ -93,15 +96,19 @@ def make(case, name, settings, prompt=None, n=64, out=None):
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager",
                                                      dtype=torch.float32).eval()
-    moe = case.startswith("deepseek")
+    save_condensed(case, model, name, settings, prompt, n, out or folder / f"golden_lca_{name}.safetensors")
+
+
+def save_condensed(case, model, name, settings, prompt, n, out, frequencies=None, router=ROUTER_MARGIN):
+    moe = model.config.model_type == "deepseek_v2"
     selects = settings["method"] == "lca" and (
         settings["positional_pool"] == "select" or "select" in settings["semantic_pool"])
     for attempt in range(1000):
         rng = seeded(f"{case}/{name}/{attempt}")
         tokens = torch.from_numpy(rng.randint(0, model.config.vocab_size, size=n))
-        with condensed(model, settings, prompt) as margins:
+        with condensed(model, settings, prompt, frequencies=frequencies) as margins:
             logits = logits_of(model, tokens)
-            if moe and router_margin(model, tokens) < ROUTER_MARGIN:
+            if moe and router_margin(model, tokens) < router:
                 continue
         if not selects or min(margins) > SELECT_MARGIN:
             break
@@ -110,7 +117,7 @@ def make(case, name, settings, prompt=None, n=64, out=None):
     dense = logits_of(model, tokens)
     save_file({"tokens": tokens.to(torch.int32), "logits": logits.contiguous(),
                "prompt_tokens": torch.tensor([prompt or n], dtype=torch.int32)},
-              out or folder / f"golden_lca_{name}.safetensors", metadata={"lca": json.dumps(settings)})
+              out, metadata={"lca": json.dumps(settings)})
     same = int((dense - logits).abs().amax(dim=-1).lt(1e-4).sum())
     print(f"{case:14s} lca {name:14s} max|logit| {logits.abs().max():6.2f}  margin {min(margins):.1e}  "
           f"like dense at {same} of {n} positions, elsewhere up to {(dense - logits).abs().max():.2g}", flush=True)

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig
 
-import make_op
-from make_op import GqaStore, condensed_groups, pool, scores, summary_range
+import op_attention
+from op_attention import GqaStore, condensed_groups, pool, scores, summary_range
 from make_models_common import MODELS, seeded
 from make_models_gguf import llama_from_gguf
 from make_models_lca import condensed
@@ -53,7 +53,7 @@ def seen(n, m, o):
     """[n, m + n]: which representatives and tokens each query attends to."""
     mask = torch.zeros(n, m + n, dtype=torch.bool)
     for t in range(n):
-        tokens, reps = make_op.visible(t, o)
+        tokens, reps = op_attention.visible(t, o)
         mask[t, :reps] = True
         mask[t, m + torch.tensor(tokens)] = True
     return mask
@@ -63,10 +63,10 @@ MASKS = {}
 
 
 def attend_masked(tensors, options):
-    """make_op.attention for one GQA sequence, all queries of a KV head at once: fast enough for
+    """op_attention.attention for one GQA sequence, all queries of a KV head at once: fast enough for
     thousands of tokens."""
     x = {k: v.float() for k, v in tensors.items()}
-    o = {**make_op.DEFAULTS, **options}
+    o = {**op_attention.DEFAULTS, **options}
     n, g, sink = x["q"].shape[1], o["group"], o["sink"]
     prompt = sum(o.get("prefill", [n]))
     m = condensed_groups(n, g, o["window"], sink) if o["method"] == "lca" else 0
@@ -111,7 +111,7 @@ def check_masked():
     for options in ({"group": 4, "window": 8, "sink": 2, "mass": "score", "semantic_pool": "select"},
                     {"group": 4, "window": 8, "summary": "prompt"}, {"method": "window", "window": 8, "sink": 2}):
         options = {**options, "scale": 8 ** -0.5}
-        plain, fast = make_op.attention(x, options)[0]["out"], attend_masked(x, options)[0]["out"]
+        plain, fast = op_attention.attention(x, options)[0]["out"], attend_masked(x, options)[0]["out"]
         assert (plain - fast).abs().max() < 1e-5, options
 
 
