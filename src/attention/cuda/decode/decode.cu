@@ -17,11 +17,12 @@ namespace lca::cuda {
 namespace decoding {
 namespace {
 
-/// Whether one block of both kernels for these widths fits the GPU's shared memory.
+/// Whether one block of each kernel for these widths fits the GPU's shared memory. Those for entry
+/// positions need most.
 template <typename R>
 bool fits(const Device& device) {
   const std::size_t limit = device.shared_bytes;
-  return Memory<R, false>::stages(limit) >= 2 && Memory<R, true>::stages(limit) >= 2;
+  return Memory<R, false, true>::stages(limit) >= 2 && Memory<R, true, true>::stages(limit) >= 2;
 }
 
 template <typename R>

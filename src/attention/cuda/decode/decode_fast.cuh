@@ -26,14 +26,14 @@
 
 namespace lca::cuda::decoding {
 
-/// kEntry: positions are those of entries. Queries begin as representatives see them and become
-/// what the window sees at the first tile of exact tokens; the sink's keys are rotated the other
-/// way instead, because they share tiles with the window's.
+/// kEntry: positions are those of entries. Queries begin as representatives and sink see them and
+/// become what the window sees when it begins. They are rotated while page numbers are on their
+/// way.
 template <typename R, bool kQuant, bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
-  using Space = Memory<R, kQuant>;
+  using Space = Memory<R, kQuant, kEntry>;
   extern __shared__ __align__(128) unsigned char shared[];
-  const Parts<R, kQuant> parts(shared, args.stages);
+  const Parts<R, kQuant, kEntry> parts(shared, args.stages);
 
   const int tid = static_cast<int>(threadIdx.x);
   const int warp = tid / 32;
@@ -48,11 +48,14 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   const Heads heads{kv * sharing + head_group * R::kRows,
                     min(R::kRows, sharing - head_group * R::kRows), static_cast<int>(blockIdx.y)};
 
+  std::uint64_t step = 0;
+  if constexpr (kEntry) step = query_step<R>(args, tid);
   grid_wait();
   // Queries need nothing but the launch: first of all. They pass through memory that no tile has
   // yet.
   unsigned char* const query_space =
       kQuant ? parts.work : parts.stages + (args.stages - 1) * Space::kStageBytes;
+  if constexpr (kEntry) queries_near_load<R, kQuant>(args, session, heads, tid, parts.near);
   queries_load<R>(args, session, heads, tid, query_space);
 
   const SessionView& view = args.step.sessions[session];  // read again where it is needed
@@ -83,6 +86,16 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     copy_commit();
   };
   loader.pages_fetch(0);
+  int far_end = 0;  // of the entries that see the queries rotated; 0: queries are as given
+  if constexpr (kEntry) {
+    const FarEntries far(at);
+    if (at.first < far.end) {
+      far_end = far.end;
+      copy_wait<0>();
+      __syncthreads();
+      queries_rotate<R>(args, heads.count, step, far.difference, tid, query_space);
+    }
+  }
   for (int i = 0; i < args.stages - 1; ++i) tile_issue(i);
 
   if (at.owns_newest_token() && head_group == 0) token_store<R>(args, view, at, session, kv);
@@ -106,16 +119,8 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   copy_wait_for(args.stages - 1);
   __syncthreads();
   if (tid == 0) length_advance(args, session, at.n);  // under the first tile's load
-  bool far = false;                                   // queries are as representatives see them
-  if constexpr (kEntry) {
-    const int difference = FarEntries(at).difference;
-    far = at.first < at.groups && difference != 0;
-    if (far) {
-      positional_rotate<R>(args, heads.count, difference, tid, query_space);
-      __syncthreads();
-    }
-  }
   queries_read<R>(query_space, half, lane, query);
+  if (R::kMla && half == 0) far_end = 0;  // has no positional columns
 
   if (tid < R::kRows) parts.stats[tid] = {-INFINITY, 0.f};
   typename WarpShare<R>::Results result;
@@ -132,12 +137,6 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     const EntryTile tile = tiles(at, index);
     unsigned char* const stage = parts.stages + index % args.stages * Space::kStageBytes;
     float* const meta = parts.metas + index % args.stages * Space::kMetaFloats;
-    if constexpr (kEntry) {
-      if (far && !tile.groups) {
-        queries_near<R>(args, session, heads, half, lane, query);
-        far = false;
-      }
-    }
     copy_wait_for(args.stages - 2);
     if (index == made_tile) {
       if (!kQuant) made.put(stage, made_row);
@@ -146,14 +145,6 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     __syncthreads();
     tile_issue(index + args.stages - 1);  // over tile index − 1, which has been read
 
-    if constexpr (kEntry) {
-      const FarEntries entries(at);
-      if (!tile.groups && tile.first < entries.end) {
-        positional_rotate<R>(args, min(tile.count, entries.end - tile.first), -entries.difference,
-                             tid, stage);
-        __syncthreads();
-      }
-    }
     const unsigned char* rows = stage;
     float* scores = parts.scores_apart;
     if constexpr (kQuant) {
@@ -166,11 +157,16 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
         __syncthreads();
       }
     }
-    tile_scores<R>(tile, rows, query, warp, lane, half, scores);
+    if constexpr (kEntry) {
+      tile_scores_entry<R, kQuant>(tile, rows, parts.near, warp, lane, half, scores, far_end,
+                                   query);
+    } else {
+      tile_scores<R>(tile, rows, query, warp, lane, half, scores);
+    }
     __syncthreads();
-    tile_softmax<R, kQuant>(args, tile, meta, scores, warp, lane, parts);
+    tile_softmax<R, kQuant, kEntry>(args, tile, meta, scores, warp, lane, parts);
     __syncthreads();
-    tile_values<R, kQuant>(tile, rows, warp, lane, parts, result);
+    tile_values<R, kQuant, kEntry>(tile, rows, warp, lane, parts, result);
   }
 
   copy_wait<0>();
@@ -191,7 +187,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
 template <typename R, bool kQuant, bool kEntry>
 cudaLaunchConfig_t kernel_config(int stages, dim3 grid, int cluster, const Queue& queue,
                                  cudaLaunchAttribute (&attributes)[2]) {
-  const auto bytes = static_cast<std::size_t>(Memory<R, kQuant>::bytes(stages));
+  const auto bytes = static_cast<std::size_t>(Memory<R, kQuant, kEntry>::bytes(stages));
   queue.device->shared_allow(reinterpret_cast<const void*>(decode_kernel<R, kQuant, kEntry>),
                              bytes);
   return cluster_config(grid, R::kThreads, bytes, cluster, queue, attributes);
@@ -199,7 +195,7 @@ cudaLaunchConfig_t kernel_config(int stages, dim3 grid, int cluster, const Queue
 
 template <typename R, bool kQuant, bool kEntry>
 void kernel_launch_with(Args args, const Queue& queue) {
-  args.stages = Memory<R, kQuant>::stages(queue.device->shared_bytes);
+  args.stages = Memory<R, kQuant, kEntry>::stages(queue.device->shared_bytes);
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = kernel_config<R, kQuant, kEntry>(
       args.stages, step_grid(args), args.cluster, queue, attributes);

@@ -201,7 +201,7 @@ struct Condenser {
     KeptPair kept;
     if (!keeps_pair()) return kept;
     kept.channel = pair_channels(args.step.rotation, tid);
-    kept.step = args.step.rotation.steps[tid];
+    kept.step = __ldg(args.step.rotation.steps + tid);  // in the L1 cache since the queries
     if (args.step.settings.positional_pool == Pool::max) kept.value = {-INFINITY, -INFINITY};
     return kept;
   }
