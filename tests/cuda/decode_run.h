@@ -359,9 +359,14 @@ class DecodeRun {
                               : std::string());
         right = false;
       }
+      // Members rotated to entry positions are no longer bf16, so that what is pooled of them is
+      // rounded once more: the maximum too, which is exact with token positions.
+      const bool pooled_rotated =
+          !c_.rotation.frequencies.empty() && c_.settings.positional_pool != Pool::select;
+      const double lse_tolerance = pooled_rotated ? 6e-3 : 2e-3;
       for (std::size_t h = 0; h < expected_lse.size(); ++h) {
         const double got = double_of(lse[b * expected_lse.size() + h]);
-        if (!(std::abs(got - expected_lse[h]) <= 2e-3)) {
+        if (!(std::abs(got - expected_lse[h]) <= lse_tolerance)) {
           ADD_FAILURE() << where(step, b) << "lse of head " << h << " is " << got << ", not "
                         << expected_lse[h];
           right = false;
