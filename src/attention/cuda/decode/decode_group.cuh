@@ -2,24 +2,12 @@
 /// The group that leaves the window in a decode step: condensed by the one block that reads its
 /// representative next (mechanism §3–§5, §7).
 
-#include "attention/cuda/decode/decode_tiles.cuh"
+#include "attention/cuda/decode/decode_token.cuh"
 
 namespace lca::cuda::decoding {
 
 /// Longest group the tensor-core kernels take: its scores lie in shared memory.
 inline constexpr int kMostGroup = 512;
-/// Rows that a thread loads before it uses the first.
-inline constexpr int kAtOnce = 16;
-
-/// Threads that condense together: here all of a block.
-template <typename R>
-struct WholeBlock {
-  static constexpr int kWarps = R::kWarps;
-  static constexpr int kThreads = R::kThreads;
-  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ void sync() { __syncthreads(); }
-};
-
 /// A representative as readers see it, spread over the threads of a team: thread t has the bf16
 /// pairs t, t + kThreads, … of the row.
 template <typename R, typename Team = WholeBlock<R>>
@@ -50,38 +38,6 @@ struct CondenseScratch {
   float sums[Team::kWarps];
   unsigned largest[8];  // one per scale
 };
-
-/// The new token's query as condensing reduces it, columns 2·pair and 2·pair + 1: given for MLA,
-/// the sum over the heads that share the KV head for GQA.
-template <typename R>
-__device__ float2 query_sum(const Args& args, int session, int kv, int pair) {
-  if constexpr (R::kMla) {
-    return reinterpret_cast<const float2*>(args.step.summary +
-                                           static_cast<std::int64_t>(session) * R::kScore)[pair];
-  }
-  const int sharing = args.sharing;
-  const bf16* query = args.step.queries +
-                      (static_cast<std::int64_t>(session) * args.heads + kv * sharing) * R::kScore +
-                      2 * pair;
-  float2 sum{0.f, 0.f};
-#pragma unroll 1
-  for (int first = 0; first < sharing; first += kAtOnce) {
-    std::uint32_t bits[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      bits[i] = 0;
-      if (first + i < sharing) {
-        bits[i] = *reinterpret_cast<const std::uint32_t*>(query + (first + i) * R::kScore);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float2 value = unpack_bf16(bits[i]);
-      sum = {sum.x + value.x, sum.y + value.y};
-    }
-  }
-  return sum;
-}
 
 /// The stages of condensing group at.groups − 1 for one KV head, each by all threads of the team.
 /// It runs once in g steps, often beside a busy memory: trips are few, and the code is short,
@@ -404,31 +360,6 @@ __device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView&
   NewGroup<R, Team> made = condenser.finish(softmax, pooled);
   condenser.store(page, write, made);
   return made;
-}
-
-/// The new token into its row of the ring, its summed query into the ring of summaries.
-template <typename R, typename Team = WholeBlock<R>>
-__device__ void token_store(const Args& args, const SessionView& view, const Place& at, int session,
-                            int kv) {
-  const int tid = Team::thread();
-  const int kv_heads = R::kMla ? 1 : args.kv_heads;
-  const std::int64_t from = static_cast<std::int64_t>(session) * kv_heads + kv;
-  const std::int64_t to = static_cast<std::int64_t>(at.position_row(at.n - 1)) * kv_heads + kv;
-  if (tid < R::kSemantic / 8) {
-    reinterpret_cast<uint4*>(view.semantic + to * R::kSemantic)[tid] =
-        reinterpret_cast<const uint4*>(args.step.semantic + from * R::kSemantic)[tid];
-  } else if (tid < R::kChunks) {
-    const int chunk = tid - R::kSemantic / 8;
-    reinterpret_cast<uint4*>(view.positional + to * R::kPositional)[chunk] =
-        reinterpret_cast<const uint4*>(args.step.positional + from * R::kPositional)[chunk];
-  }
-  if (args.layout.method != MethodKind::lca) return;
-  const int row = (at.n - 1) % args.layout.summary_queries;
-  auto* summary = reinterpret_cast<float2*>(
-      view.summary + (static_cast<std::int64_t>(row) * kv_heads + kv) * R::kScore);
-  for (int pair = tid; pair < R::kScore / 2; pair += Team::kThreads) {
-    summary[pair] = query_sum<R>(args, session, kv, pair);
-  }
 }
 
 }  // namespace lca::cuda::decoding
