@@ -78,6 +78,8 @@ shared=(
   CudaDecode.FewBlocksAlone
   CudaDecode.FewBlocksInPairs
   CudaDecode.FewBlocksInLargeClusters
+  CudaDecodeEntry.TwoStepsOfEveryPortableKernel
+  CudaDecodeEntry.FewBlocksInClustersOfEverySize
 )
 sanitize memcheck "${shared[@]}" CudaPrefill.ReadsViewsIntoLargerTensors \
   CudaQueryMeans.AbsorbedMeansMatchASumOverHeads \

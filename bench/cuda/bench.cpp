@@ -125,6 +125,7 @@ Timed bench_prefill(const BenchSetup& setup, std::int64_t length) {
   problem.kv_heads = static_cast<int>(shape.kv_heads);
   problem.form = shape.form;
   problem.layout = Layout(setup.spec.settings);
+  problem.rotation = inputs.rotation(setup.spec);
   problem.scale = static_cast<float>(setup.spec.softmax_scale());
   problem.q_nope = queries.nope;
   problem.q_rope = queries.rope;
@@ -197,6 +198,7 @@ Timed bench_condense(const BenchSetup& setup, std::int64_t length, CondenseWork 
   float* out_bias =
       settings.mass == Mass::score ? inputs.allocate<float>(groups * shape.kv_heads) : nullptr;
   const std::int64_t rows = groups * settings.group * shape.kv_heads;
+  const RotationView rotation = inputs.rotation(setup.spec);
   for (std::size_t set = 0; set < jobs.size(); ++set) {
     if (work == CondenseWork::streaming) queries[set] = random_queries(inputs, shape, length);
     if (work == CondenseWork::streaming_means && set > 0) means[set] = means_make();
@@ -209,6 +211,7 @@ Timed bench_condense(const BenchSetup& setup, std::int64_t length, CondenseWork 
     job.summary = mla ? summary : means[set].rope;
     job.one_summary = one;
     job.count = groups;
+    job.rotation = rotation;
     job.out_semantic = out_semantic;
     job.out_positional = out_positional;
     job.out_bias = out_bias;

@@ -123,11 +123,13 @@ Timed bench_decode(const BenchSetup& setup, std::int64_t length, int batch) {
   const std::int64_t d_query =
       shape.form == Form::mla ? shape.d_latent + shape.d_rope : shape.d_rope;
   bf16* out = inputs.allocate(batch * shape.heads * shape.d_semantic());
+  const RotationView rotation = inputs.rotation(setup.spec);
   std::vector<Decode> steps(static_cast<std::size_t>(sets));
   for (std::size_t set = 0; set < steps.size(); ++set) {
     Decode& step = steps[set];
     step.shape = shape;
     step.settings = settings;
+    step.rotation = rotation;
     step.scale = static_cast<float>(setup.spec.softmax_scale());
     step.pool = pool;
     step.exact = exact_pool;

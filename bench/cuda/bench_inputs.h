@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "attention/cuda/views.h"
+#include "attention/rotate.h"
 #include "bench/cuda/bench.h"
 #include "bench/cuda/random_fill.h"
 #include "core/cuda/memory.h"
+#include "core/cuda/transfer.h"
 #include "ops/cuda/product.h"
 
 namespace lca::cuda {
@@ -53,6 +55,14 @@ class Inputs {
   T* allocate(std::int64_t count) {
     buffers_.emplace_back(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(T));
     return buffers_.back().template as<T>();
+  }
+  /// The layer's rotation, with entry positions.
+  RotationView rotation(const LayerSpec& spec) {
+    if (spec.settings.positions == Positions::token) return {};
+    const std::vector<std::uint64_t> steps = rotation_steps(spec.rotation);
+    auto* const data = allocate<std::uint64_t>(static_cast<std::int64_t>(steps.size()));
+    Transfer(stream_).upload(std::span<const std::uint64_t>(steps), data);
+    return {data, static_cast<int>(steps.size()), spec.rotation.layout};
   }
   /// Weights that keep the size of what they are multiplied with.
   bf16* weights(std::int64_t rows, std::int64_t columns) {

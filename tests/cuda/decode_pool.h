@@ -24,6 +24,7 @@ struct DecodeCase {
   std::string name;
   AttentionShape shape;
   Settings settings;
+  Rotation rotation;                  ///< entry positions where it has frequencies
   std::vector<std::int64_t> lengths;  ///< before the first step
   std::int64_t steps = 6;
   GroupType type = GroupType::bf16;

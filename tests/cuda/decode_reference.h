@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/layout.h"
+#include "attention/rotate.h"
 #include "cuda/support.h"
 
 namespace lca::test {
@@ -26,9 +27,10 @@ struct DecodedGroup {
 
 class DecodeSession {
  public:
-  DecodeSession(const AttentionShape& shape, const Settings& settings, double scale,
-                std::int64_t tokens, Random& random, bool outliers)
-      : shape_(shape), settings_(settings), layout_(settings), scale_(scale) {
+  /// Positions are those of entries where the rotation has frequencies.
+  DecodeSession(const AttentionShape& shape, const Settings& settings, const Rotation& rotation,
+                double scale, std::int64_t tokens, Random& random, bool outliers)
+      : shape_(shape), settings_(settings), layout_(settings), rotation_(rotation), scale_(scale) {
     const std::int64_t kv = shape.kv_heads;
     semantic = random_bf16(random, tokens * kv * shape.d_semantic());
     positional = random_bf16(random, tokens * kv * shape.d_positional());
@@ -101,19 +103,26 @@ class DecodeSession {
     }
     DecodedGroup made;
     made.tie = *best - second < 1e-3 * std::max(1.0, std::abs(*best));
-    const auto pool = [&](Pool how, const std::vector<bf16>& from, std::int64_t width) {
+    const auto pool = [&](Pool how, const std::vector<bf16>& from, std::int64_t width,
+                          bool rotated = false) {
+      std::vector<std::vector<double>> rows;
+      for (std::int64_t i = tokens.begin; i < tokens.end; ++i) {
+        rows.push_back(row_of(from, i, kv, width));
+        if (rotated) rotate_row(rotation_, layout_.group_position(j) - i, rows.back().data());
+      }
       std::vector<double> pooled(static_cast<std::size_t>(width));
       for (std::int64_t d = 0; d < width; ++d) {
         double weighted = 0;
         double total = 0;
         double largest = -std::numeric_limits<double>::infinity();
         for (std::size_t i = 0; i < scores.size(); ++i) {
-          const double value = at(from, tokens.begin + static_cast<std::int64_t>(i), kv, d, width);
+          const double value = rows[i][static_cast<std::size_t>(d)];
           weighted += std::exp(scores[i] - *best) / sum * value;
           total += value;
           largest = std::max(largest, value);
         }
-        const double selected = at(from, tokens.begin + (best - scores.begin()), kv, d, width);
+        const double selected =
+            rows[static_cast<std::size_t>(best - scores.begin())][static_cast<std::size_t>(d)];
         pooled[static_cast<std::size_t>(d)] = how == Pool::weighted ? weighted
                                               : how == Pool::mean
                                                   ? total / static_cast<double>(scores.size())
@@ -127,6 +136,10 @@ class DecodeSession {
     if (settings_.mass == Mass::count) made.bias = std::log(static_cast<double>(settings_.group));
     if (settings_.mass == Mass::score) {
       made.bias = std::log(sum) + *best - score(mean, made.semantic, made.positional);
+    }
+    // Scores and mass stay at token positions.
+    if (!rotation_.frequencies.empty()) {
+      made.positional = pool(settings_.positional_pool, positional, shape_.d_positional(), true);
     }
     return made;
   }
@@ -154,13 +167,20 @@ class DecodeSession {
       };
       exact(seen.sink);
       exact(seen.window);
+      const auto far_count = static_cast<std::size_t>(seen.groups + seen.sink.size());
       for (std::int64_t h = kv * shape_.heads_per_kv(); h < (kv + 1) * shape_.heads_per_kv(); ++h) {
+        std::vector<double> near;
+        for (std::int64_t d = 0; d < d_query(); ++d) near.push_back(query(t, h, d));
+        std::vector<double> far = near;
+        if (!rotation_.frequencies.empty()) {
+          rotate_row(rotation_, layout_.entry_position(t) - t,
+                     far.data() + d_query() - shape_.d_positional());
+        }
         std::vector<double> logits;
         for (std::size_t i = 0; i < keys.size(); ++i) {
+          const std::vector<double>& form = i < far_count ? far : near;
           double dot = 0;
-          for (std::int64_t d = 0; d < d_query(); ++d) {
-            dot += query(t, h, d) * keys[i][static_cast<std::size_t>(d)];
-          }
+          for (std::size_t d = 0; d < form.size(); ++d) dot += form[d] * keys[i][d];
           logits.push_back(scale_ * dot + biases[i]);
         }
         const double top = *std::max_element(logits.begin(), logits.end());
@@ -215,6 +235,7 @@ class DecodeSession {
   AttentionShape shape_;
   Settings settings_;
   Layout layout_;
+  Rotation rotation_;
   double scale_;
 };
 

@@ -4,81 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
-#include <sstream>
-#include <string>
 #include <vector>
 
-#include "attention/cuda/prefill/prefill.h"
-#include "cuda/support.h"
+#include "cuda/prefill_case.h"
 
 namespace lca::test {
-
-/// Queries [first, first + count) of one document.
-struct RunCase {
-  std::int64_t first = 0;
-  std::int64_t count = 0;
-};
-
-enum class Bias { none, constant, each };
-
-struct PrefillCase {
-  Form form = Form::mla;
-  int heads = 2, kv_heads = 1;
-  int d_nope = 128, d_rope = 64, d_value = 128;
-  Layout layout;
-  std::vector<RunCase> runs;
-  Bias bias = Bias::none;
-  bool lse = true;
-  bool fused = false;       ///< q is one tensor, and k_nope and value are (MLA)
-  std::int64_t spare = 3;   ///< rows of NaN around every run; 0: packed documents
-  std::int64_t shift = 0;   ///< elements by which every tensor starts off its alignment
-  double sharpness = 1;     ///< how large logits are
-  std::int64_t sample = 0;  ///< queries of a run that are checked; 0: all
-  std::uint64_t seed = 0;
-
-  std::string describe() const {
-    std::ostringstream text;
-    text << (form == Form::mla ? "MLA " : "GQA ") << heads << "/" << kv_heads << " heads, widths "
-         << d_nope << "+" << d_rope << "/" << d_value << ", method "
-         << static_cast<int>(layout.method) << " g " << layout.group << " w " << layout.window
-         << " sink " << layout.sink << ", bias " << static_cast<int>(bias) << " lse " << lse
-         << " fused " << fused << " spare " << spare << " shift " << shift << " sharpness "
-         << sharpness << " seed " << seed << ", runs";
-    for (const RunCase& run : runs) text << " [" << run.first << " +" << run.count << "]";
-    return text.str();
-  }
-};
-
-inline Layout layout_of(MethodKind method, std::int64_t g, std::int64_t w, std::int64_t sink) {
-  Layout layout;
-  layout.method = method;
-  layout.group = g;
-  layout.window = w;
-  layout.sink = sink;
-  return layout;
-}
-
-/// A tensor [rows][heads][width] on both sides; views share it.
-struct Tensor {
-  std::vector<bf16> host;
-  DeviceArray<bf16> device;
-};
-
-/// Some columns of every head of a tensor.
-struct View {
-  std::shared_ptr<Tensor> tensor;
-  std::int64_t offset = 0, row_stride = 0, head_stride = 0;
-  int width = 0;
-
-  std::int64_t index(std::int64_t row, std::int64_t head) const {
-    return offset + row * row_stride + head * head_stride;
-  }
-  cuda::HeadRows rows() const {
-    if (width == 0) return {};
-    return {tensor->device.data() + offset, row_stride, head_stride, width};
-  }
-};
 
 class PrefillProblem {
  public:
@@ -135,15 +67,51 @@ class PrefillProblem {
 
   /// Runs the kernel and compares; one line for what is wrong, empty where nothing is.
   std::string wrong(cuda::Kernels kernels, bool captured = false) {
+    const Outputs outputs = run(kernels, captured, !case_.rotation.frequencies.empty());
+    return compare(outputs.out, outputs.lse);
+  }
+
+  /// Rows whose entry position is their token position, with and without a rotation, bit for bit;
+  /// what is wrong. `count` gets how many rows there are.
+  std::string unrotated_wrong(cuda::Kernels kernels, std::int64_t& count) {
+    const Outputs entry = run(kernels, false, true);
+    const Outputs token = run(kernels, false, false);
+    count = 0;
+    for (const cuda::PrefillRun& placed : placed_) {
+      for (std::int64_t q = 0; q < placed.query_count; ++q) {
+        if (case_.layout.position_shift(placed.query_first + q + 1) != 0) continue;
+        ++count;
+        const std::int64_t row = (placed.query_row + q) * case_.heads;
+        const bool same =
+            std::memcmp(entry.out.data() + row * case_.d_value,
+                        token.out.data() + row * case_.d_value,
+                        static_cast<std::size_t>(case_.heads * case_.d_value) * sizeof(bf16)) == 0;
+        if (!same) return "query at " + std::to_string(placed.query_first + q) + " differs";
+      }
+    }
+    return {};
+  }
+
+ private:
+  struct Outputs {
+    std::vector<bf16> out;
+    std::vector<float> lse;
+  };
+
+  Outputs run(cuda::Kernels kernels, bool captured, bool rotated) {
     const PrefillCase& c = case_;
     const std::int64_t outs = query_rows_ * c.heads;
     DeviceArray<bf16> out(nan_bf16(outs * c.d_value));
     DeviceArray<float> lse(nan_float(outs));
+    const DeviceArray<std::uint64_t> steps(rotation_steps(c.rotation));
     cuda::Prefill problem;
     problem.heads = c.heads;
     problem.kv_heads = c.kv_heads;
     problem.form = c.form;
     problem.layout = c.layout;
+    if (rotated) {
+      problem.rotation = {steps.data(), static_cast<int>(steps.size()), c.rotation.layout};
+    }
     problem.scale = scale();
     problem.q_nope = q_nope_.rows();
     problem.q_rope = q_rope_.rows();
@@ -178,10 +146,9 @@ class PrefillProblem {
       cudaGraphDestroy(graph);
     }
     stream.wait();
-    return compare(out.download(), lse.download());
+    return {out.download(), lse.download()};
   }
 
- private:
   static constexpr float kConstantBias = 1.75f;
 
   struct KeyViews {
@@ -292,13 +259,16 @@ class PrefillProblem {
       std::vector<float> query;
       append(query, q_nope_, run.query_row + q, head);
       append(query, q_rope_, run.query_row + q, head);
+      const std::vector<float> far = far_form(query, t);
+      const std::size_t far_count = static_cast<std::size_t>(visible.groups + visible.sink.size());
 
       weights.clear();
       double most = -std::numeric_limits<double>::infinity();
       for (const std::int64_t i : seen) {
         const float* key = &keys[static_cast<std::size_t>(i) * query.size()];
+        const std::vector<float>& form = weights.size() < far_count ? far : query;
         double dot = 0;
-        for (std::size_t e = 0; e < query.size(); ++e) dot += double{query[e]} * double{key[e]};
+        for (std::size_t e = 0; e < query.size(); ++e) dot += double{form[e]} * double{key[e]};
         dot *= static_cast<double>(scale());
         if (i >= held && c.bias == Bias::constant) dot += static_cast<double>(kConstantBias);
         if (i >= held && c.bias == Bias::each) {
@@ -323,6 +293,17 @@ class PrefillProblem {
       answer.lse = most + std::log(sum);
       answers_.push_back(std::move(answer));
     }
+  }
+
+  /// The query as representatives and sink see it, in bf16 as kernels keep it.
+  std::vector<float> far_form(const std::vector<float>& query, std::int64_t t) const {
+    const std::int64_t difference = case_.layout.entry_position(t) - t;
+    if (difference == 0 || case_.rotation.frequencies.empty()) return query;
+    std::vector<double> row(query.begin(), query.end());
+    rotate_row(case_.rotation, difference, row.data() + q_nope_.width);
+    std::vector<float> far;
+    for (const double value : row) far.push_back(static_cast<float>(double_of(bf16_of(value))));
+    return far;
   }
 
   /// With a sample: the first and the last queries, and some between that seeds move about.

@@ -45,6 +45,7 @@ inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline bf16 bf16_of(double value) { return __float2bfloat16(static_cast<float>(value)); }
 inline double double_of(bf16 value) { return static_cast<double>(__bfloat162float(value)); }
 inline double double_of(float value) { return static_cast<double>(value); }
+inline double double_of(double value) { return value; }
 
 /// `count` NaNs: what fills every buffer before a test writes to it.
 inline std::vector<bf16> nan_bf16(std::int64_t count) {

@@ -200,11 +200,14 @@ Settings small_settings() {
 /// Chunks, then one captured step replayed, then a chunk and the same graph again; everything
 /// against the reference and, where `same`, bit for bit against steps that were not captured.
 void expect_replays_right(const AttentionShape& shape, cuda::Kernels kernels, HeadReduce reduce,
-                          std::uint64_t seed, Tally& tally) {
+                          std::uint64_t seed, Tally& tally,
+                          Positions positions = Positions::token) {
   Random random(seed);
   Settings settings = small_settings();
   settings.head_reduce = reduce;
-  const LayerSpec spec = spec_of(shape, settings);
+  settings.positions = positions;
+  LayerSpec spec = spec_of(shape, settings);
+  if (positions == Positions::entry) spec.rotation = random_rotation(random, shape.d_positional());
   const std::vector<int> slots = {0, 2};
   Resident model(spec, 3, kernels, random);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(model.store().open(), i);
@@ -261,6 +264,21 @@ TEST(CudaCalls, OneCapturedStepOfAllLayersIsReplayedForEveryToken) {
   }
   expect_replays_right(AttentionShape::mla(4, 16, 8, 64, 24), cuda::Kernels::fast, HeadReduce::max,
                        ++seed, tally);
+  finish(tally);
+}
+
+TEST(CudaCalls, OneCapturedStepFollowsEntryPositions) {
+  LCA_NEEDS_GPU();
+  Tally tally{.tolerance = 1.2e-2};
+  std::uint64_t seed = 9050;
+  for (const cuda::Kernels kernels : {cuda::Kernels::fast, cuda::Kernels::portable}) {
+    for (const AttentionShape& shape :
+         {AttentionShape::mla(3, 128, 64, 512, 128), AttentionShape::mla(3, 64, 32, 256, 64),
+          AttentionShape::mla(4, 16, 8, 40, 24), AttentionShape::gqa(6, 2, 64, 64)}) {
+      expect_replays_right(shape, kernels, HeadReduce::mean, ++seed, tally, Positions::entry);
+      if (HasFailure()) return;
+    }
+  }
   finish(tally);
 }
 

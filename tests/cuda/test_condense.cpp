@@ -8,8 +8,10 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "attention/rotate.h"
 #include "cuda/condense_support.h"
 
 namespace lca::test {
@@ -25,6 +27,8 @@ struct CondenseCase {
   bool one_summary = false;
   double score_size = 1;  ///< how far scores spread, about
   bool equal = false;     ///< all tokens of a group are the same
+  Rotation rotation;      ///< entry positions where it has frequencies
+  std::int64_t first_group = 0;
 };
 
 std::string case_text(const CondenseCase& c, std::uint64_t seed) {
@@ -34,7 +38,9 @@ std::string case_text(const CondenseCase& c, std::uint64_t seed) {
          std::to_string(static_cast<int>(c.settings.semantic_pool)) + "/" +
          std::to_string(static_cast<int>(c.settings.positional_pool)) + " mass " +
          std::to_string(static_cast<int>(c.settings.mass)) + " one " +
-         std::to_string(c.one_summary) + " seed " + std::to_string(seed);
+         std::to_string(c.one_summary) + " rotated " +
+         std::to_string(c.rotation.frequencies.size()) + " from group " +
+         std::to_string(c.first_group) + " seed " + std::to_string(seed);
 }
 
 /// Runs one case and checks all outputs. Groups whose two best scores are too near to tell are
@@ -92,6 +98,10 @@ void condense_check(const CondenseCase& c, std::uint64_t seed, std::int64_t& nea
   job.summary = device_summary.data();
   job.one_summary = c.one_summary;
   job.count = c.count;
+  const DeviceArray<std::uint64_t> steps(rotation_steps(c.rotation));
+  const bool rotated = steps.size() > 0;
+  if (rotated) job.rotation = {steps.data(), static_cast<int>(steps.size()), c.rotation.layout};
+  job.first_group = c.first_group;
   job.out_semantic = out_semantic.data();
   job.out_positional = out_positional.data();
   job.out_bias = c.settings.mass == Mass::score ? out_bias.data() : nullptr;
@@ -141,6 +151,7 @@ void condense_check(const CondenseCase& c, std::uint64_t seed, std::int64_t& nea
 
     const auto pool = [&](Pool how, std::int64_t width, const auto& value,
                           const std::vector<bf16>& got, const char* part) {
+      const bool exact = std::is_same_v<decltype(value(0, 0)), bf16>;
       std::vector<double> pooled(at(width));
       for (std::int64_t i = 0; i < width; ++i) {
         double weighted = 0;
@@ -156,13 +167,14 @@ void condense_check(const CondenseCase& c, std::uint64_t seed, std::int64_t& nea
                         : how == Pool::mean   ? sum / static_cast<double>(g)
                         : how == Pool::max    ? largest
                                               : double_of(value(chosen, i));
+        if (got.empty()) continue;
         const bf16 have = got[at(item * width + i)];
         const double error = std::fabs(double_of(have) - pooled[at(i)]);
         if (how == Pool::select && tie) {
           EXPECT_FALSE(std::isnan(double_of(have)))
               << part << " group " << group << " column " << i;
-        } else if (how == Pool::select) {
-          const bf16 want = value(chosen, i);
+        } else if (how == Pool::select && exact) {
+          const bf16 want = bf16_of(pooled[at(i)]);
           EXPECT_EQ(std::memcmp(&have, &want, sizeof have), 0)
               << part << " group " << group << " kv " << kv << " column " << i << ": got "
               << double_of(have) << ", want " << double_of(want) << " of token " << chosen;
@@ -176,8 +188,22 @@ void condense_check(const CondenseCase& c, std::uint64_t seed, std::int64_t& nea
       return pooled;
     };
     const auto pooled_s = pool(c.settings.semantic_pool, d_s, value_s, got_semantic, "semantic");
-    const auto pooled_p =
-        pool(c.settings.positional_pool, d_p, value_p, got_positional, "positional");
+    // Scores and mass stay at token positions; what is kept does not have to.
+    const auto pooled_p = pool(c.settings.positional_pool, d_p, value_p,
+                               rotated ? std::vector<bf16>() : got_positional, "positional");
+    if (rotated) {
+      std::vector<double> rows;
+      for (std::int64_t t = 0; t < g; ++t) {
+        for (std::int64_t i = 0; i < d_p; ++i) rows.push_back(double_of(value_p(t, i)));
+        // From s + j·g + t to s + j.
+        const std::int64_t j = c.first_group + group;
+        rotate_row(c.rotation, j - (j * g + t), rows.data() + t * d_p);
+      }
+      pool(
+          c.settings.positional_pool, d_p,
+          [&](std::int64_t t, std::int64_t i) { return rows[at(t * d_p + i)]; }, got_positional,
+          "rotated");
+    }
     if (::testing::Test::HasFailure()) return;
     if (c.settings.mass == Mass::score) {
       const double own = score_of([&](std::int64_t i) { return pooled_s[at(i)]; },
@@ -270,6 +296,37 @@ TEST(CudaCondense, WideMlaCoversEveryPool) {
         c.settings.positional_pool = positional;
         c.settings.mass = Mass::score;
         c.count = 3;
+        std::int64_t near = 0;
+        condense_check(c, ++seed, near);
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CudaCondense, EntryPositionsRotateEveryMemberBeforeItIsPooled) {
+  LCA_NEEDS_GPU();
+  std::uint64_t seed = 6500;
+  for (const AttentionShape& shape :
+       {AttentionShape::mla(2, 16, 64, 512, 16), AttentionShape::mla(2, 16, 32, 256, 16),
+        AttentionShape::gqa(8, 4, 128, 128), AttentionShape::gqa(9, 3, 64, 64),
+        AttentionShape::mla(3, 4, 6, 21, 4), AttentionShape::gqa(2, 1, 130, 33)}) {
+    for (const std::int64_t group : {1, 5, 8, 16, 32, 100}) {
+      for (const Pool positional : kPools) {
+        CondenseCase c;
+        c.shape = shape;
+        c.settings.group = group;
+        c.settings.semantic_pool = seed % 2 == 0 ? Pool::weighted : Pool::select;
+        c.settings.positional_pool = positional;
+        c.settings.mass = seed % 3 == 0 ? Mass::none : Mass::score;
+        c.settings.head_reduce = kReduces[seed % 3];
+        c.count = 3;
+        c.one_summary = seed % 2 == 0;
+        // Far into documents of two million tokens, where float32 angles would mean nothing.
+        c.first_group = seed % 4 == 0 ? 0 : (std::int64_t{1} << 21) / group - 3;
+        const std::int64_t width = shape.d_positional();
+        c.rotation = rotation_plain(seed % 5 == 0 ? width - 2 : width);
+        c.rotation.layout = seed % 7 < 3 ? RopeLayout::halves : RopeLayout::adjacent;
         std::int64_t near = 0;
         condense_check(c, ++seed, near);
         if (::testing::Test::HasFailure()) return;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/prefill_problem.h"
+#include "support/random_layer.h"
 
 namespace lca::test {
 namespace {
@@ -94,6 +95,101 @@ TEST(CudaPrefill, FollowsTheLawForEveryGroupWindowAndSink) {
   }
 }
 
+/// Plain frequencies for all channels of the key, or for `pairs` of them.
+Rotation rotation_for(const Widths& widths, std::uint64_t number, std::int64_t pairs = 0) {
+  Rotation rotation = rotation_plain(pairs > 0 ? 2 * pairs : widths.d_rope, 100);
+  rotation.layout = number % 2 == 0 ? RopeLayout::halves : RopeLayout::adjacent;
+  return rotation;
+}
+
+TEST(CudaPrefill, EntryPositionsFollowTheLawAtEveryWidthAndLength) {
+  LCA_NEEDS_GPU();
+  std::uint64_t number = 100;
+  for (const Widths& widths : {kDeepSeek, kMiniCpm, kQwen, kSmall, kOddMla, kOddGqa, kWide}) {
+    int failures = 0;
+    for (const std::int64_t length : {2, 64, 127, 129, 200, 333, 500, 1000}) {
+      PrefillCase c = with(widths);
+      c.seed = number++;
+      c.layout = layout_of(kMethods[number % 5], kGroups[number % 5], kWindows[number / 2 % 5],
+                           kSinks[number % 4]);
+      c.rotation = rotation_for(widths, number / 2, number % 3 == 0 ? widths.d_rope / 2 - 3 : 0);
+      c.runs = {{0, length}};
+      c.sample = 48;
+      if (!right(c) && ++failures == 3) break;
+    }
+  }
+}
+
+TEST(CudaPrefill, EntryPositionsFollowTheLawForEveryGroupWindowAndSink) {
+  LCA_NEEDS_GPU();
+  std::uint64_t number = 1300;
+  int failures = 0;
+  for (const std::int64_t g : {2, 16, 33}) {
+    for (const std::int64_t w : {1, 7, 100, 128}) {
+      for (const std::int64_t sink : {0, 4, 16, 150, 300}) {
+        for (const MethodKind method : {MethodKind::lca, MethodKind::window}) {
+          if (method == MethodKind::window && g != 16) continue;
+          const Widths widths = number % 2 == 0 ? kDeepSeek : Widths{Form::gqa, 2, 1, 0, 128, 128};
+          PrefillCase c = with(widths);
+          c.seed = number++;
+          c.layout = layout_of(method, g, w, sink);
+          c.rotation = rotation_for(widths, number);
+          // One run from the start, where the sink leaves the window inside a tile, one far behind.
+          c.runs = {{0, sink + w + g + 40 + static_cast<std::int64_t>(number % 97)},
+                    {sink + w + 5 * g + 333, 70}};
+          c.bias = number % 3 == 0 ? Bias::each : Bias::none;
+          c.sample = 48;
+          if (!right(c) && ++failures == 6) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaPrefill, EntryPositionsEqualTokenPositionsBitForBitWhereNothingIsDropped) {
+  LCA_NEEDS_GPU();
+  std::uint64_t number = 1500;
+  for (const Widths& widths : {kDeepSeek, kMiniCpm, kQwen, kSmall, kOddMla}) {
+    for (const std::int64_t sink : {0, 5, 150}) {
+      for (const std::int64_t length : {100, 260, 420}) {
+        PrefillCase c = with(widths);
+        c.seed = number++;
+        c.layout = layout_of(number % 4 == 0 ? MethodKind::window : MethodKind::lca, 16, 100, sink);
+        c.rotation = rotation_for(widths, number);
+        c.runs = {{0, length}};
+        c.sample = 1;
+        PrefillProblem problem(c);
+        for (const cuda::Kernels kernels : {cuda::Kernels::portable, cuda::Kernels::fast}) {
+          std::int64_t rows = 0;
+          EXPECT_EQ(problem.unrotated_wrong(kernels, rows), "") << c.describe();
+          EXPECT_GE(rows, std::min(length, sink + 100));
+        }
+      }
+    }
+  }
+}
+
+// What float32 angles would miss by a tenth of a turn.
+TEST(CudaPrefill, EntryPositionsAreExactTwoMillionTokensIn) {
+  LCA_NEEDS_GPU();
+  std::uint64_t number = 1600;
+  for (const Widths& widths : {kDeepSeek, kMiniCpm, kQwen, kSmall, kOddGqa}) {
+    for (const std::int64_t first : {(1 << 20) + 77, (1 << 21) - 90}) {
+      for (const MethodKind method : {MethodKind::window, MethodKind::lca}) {
+        PrefillCase c = with(widths);
+        c.heads = c.form == Form::gqa ? c.kv_heads : 2;
+        c.seed = number++;
+        c.layout = layout_of(method, 4096, 64, 16);
+        c.rotation = rotation_plain(widths.d_rope);
+        c.rotation.layout = number % 4 < 2 ? RopeLayout::halves : RopeLayout::adjacent;
+        c.runs = {{first, 150}};
+        c.sample = 40;
+        right(c);
+      }
+    }
+  }
+}
+
 TEST(CudaPrefill, ContinuesADocumentWhoseCondensedTokensAreGone) {
   LCA_NEEDS_GPU();
   std::uint64_t number = 2000;
@@ -139,6 +235,8 @@ TEST(CudaPrefill, KeepsPackedDocumentsApart) {
         layout_of(MethodKind::lca, kGroups[number % 5], number < 4 ? 16 : 33, kSinks[number % 3]);
     c.spare = 0;
     c.runs = {{0, 100}, {0, 1}, {0, 257}, {0, 64}, {0, 31}};
+    // Every document counts from 0.
+    if (number >= 4) c.rotation = rotation_for(number % 2 == 0 ? kDeepSeek : kOddMla, number / 2);
     c.bias = number % 3 == 0 ? Bias::each : Bias::none;
     c.sample = 80;
     right(c);
@@ -236,6 +334,7 @@ TEST(CudaPrefill, HoldsForRandomProblems) {
     c.shift = random.pick<std::int64_t>({0, 0, 0, 8, 3});
     c.sharpness = random.pick({0.3, 1.0, 4.0});
     c.sample = 16;
+    if (c.d_rope > 1 && random.chance(0.5)) c.rotation = random_rotation(random, c.d_rope);
     if (!right(c)) ++failures;
   }
 }

@@ -128,6 +128,7 @@ void step_run(const LayerView& layer, const DecodePlan& plan, const StepSpace& s
   Decode step;
   step.shape = layer.spec.shape;
   step.settings = layer.spec.settings;
+  step.rotation = cache.rotation;
   step.scale = static_cast<float>(layer.spec.softmax_scale());
   step.pool = cache.pool;
   step.exact = cache.exact;

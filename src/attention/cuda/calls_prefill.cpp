@@ -162,6 +162,8 @@ class Chunk {
       job.summary = summaries(one ? piece.after : 0, queries, first, one ? 1 : count);
       job.one_summary = one;
       job.count = count;
+      job.rotation = layer_.cache.rotation;
+      job.first_group = first;
       job.out_semantic = space_.new_semantic;
       job.out_positional = space_.new_positional;
       if (layer_.cache.pool.bias != nullptr) job.out_bias = space_.new_bias;
@@ -209,6 +211,7 @@ class Chunk {
     problem.kv_heads = static_cast<int>(kv);
     problem.form = shape_.form;
     problem.layout = layout_;
+    problem.rotation = layer_.cache.rotation;
     problem.scale = static_cast<float>(layer_.spec.softmax_scale());
     problem.q_rope = head_rows(space_.rope, heads, shape_.d_rope);
     problem.query_rows = plan_.rows.query;

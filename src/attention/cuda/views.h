@@ -12,6 +12,14 @@
 
 namespace lca::cuda {
 
+/// How positional parts are rotated on to entry positions (mechanism §10). Without steps positions
+/// are those of tokens, and nothing is rotated.
+struct RotationView {
+  const std::uint64_t* steps = nullptr;  ///< [pairs] of rotation_steps, in device memory
+  int pairs = 0;
+  RopeLayout layout = RopeLayout::halves;
+};
+
 // --- prefill -----------------------------------------------------------------------------------
 
 /// Keys and values as heads see them. MLA: `nope` [rows][H][d_n] and the shared `rope` [rows][d_r];
@@ -42,6 +50,7 @@ struct Prefill {
   int kv_heads = 1;  ///< heads of `rope`/`value` in GQA; 1 for MLA
   Form form = Form::mla;
   Layout layout;
+  RotationView rotation;  ///< queries are given as the window sees them, groups as they are kept
   float scale = 0;
   HeadRows q_nope;  ///< MLA [rows][H][d_n]; GQA: empty
   HeadRows q_rope;  ///< MLA [rows][H][d_r]; GQA [rows][H][d]

@@ -25,6 +25,11 @@ __device__ __forceinline__ uint4 load_after_wait(const uint4* from) {
                : "memory");
   return value;
 }
+__device__ __forceinline__ unsigned short load_after_wait(const unsigned short* from) {
+  unsigned short value;
+  asm volatile("ld.global.u16 %0, [%1];\n" : "=h"(value) : "l"(from) : "memory");
+  return value;
+}
 __device__ __forceinline__ int load_after_wait(const int* from) {
   int value;
   asm volatile("ld.global.s32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");

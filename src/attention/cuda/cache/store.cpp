@@ -6,6 +6,7 @@
 
 #include "attention/cuda/cache/rows.h"
 #include "attention/cuda/condense/condense.h"
+#include "attention/rotate.h"
 #include "core/error.h"
 
 namespace lca::cuda {
@@ -23,6 +24,7 @@ struct Carved {
   std::vector<LayerCache> layers;
   SessionView* views = nullptr;
   std::int32_t* tables = nullptr;
+  std::uint64_t* steps = nullptr;  // of the rotation
   StoreBytes bytes;
 
   Carved(const LayerSpec& spec, GroupType type, const StoreLimits& limits, DeviceCarver& carver) {
@@ -46,6 +48,11 @@ struct Carved {
     };
     tables = carver.take<std::int32_t>(slots * common.pages_each);
     views = carver.take<SessionView>(limits.layers * slots);
+    if (spec.settings.positions == Positions::entry) {
+      const auto pairs = static_cast<int>(spec.rotation.frequencies.size());
+      steps = carver.take<std::uint64_t>(pairs);
+      common.rotation = {steps, pairs, spec.rotation.layout};
+    }
     bytes.tables = grown();
     common.pages = tables;
     const Mass mass = condenses(spec) ? spec.settings.mass : Mass::none;
@@ -126,6 +133,10 @@ CacheStore::CacheStore(const Device& device, const LayerSpec& spec, GroupType ty
     }
   }
   transfer.upload(std::span<const SessionView>(views), views_);
+  if (carved.steps != nullptr) {
+    const std::vector<std::uint64_t> steps = rotation_steps(spec.rotation);
+    transfer.upload(std::span<const std::uint64_t>(steps), carved.steps);
+  }
 
   free_pages_.resize(static_cast<std::size_t>(pages_in_all(spec, limits)));
   std::iota(free_pages_.rbegin(), free_pages_.rend(), 0);

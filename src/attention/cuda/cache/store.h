@@ -37,6 +37,7 @@ struct StoreBytes {
 struct LayerCache {
   GroupPool pool;
   ExactPool exact;
+  RotationView rotation;                ///< with entry positions
   SessionView* sessions = nullptr;      ///< [slots]; length −1: the slot is free
   const std::int32_t* pages = nullptr;  ///< [slots][pages_each]
   float* summary = nullptr;             ///< [slots][summary_rows][KV·summary_width]

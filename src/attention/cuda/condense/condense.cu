@@ -21,6 +21,7 @@
 #include "attention/cuda/condense/condense_job.h"
 #include "attention/cuda/condense/condense_tile.cuh"
 #include "attention/cuda/condense/condense_vectors.h"
+#include "attention/cuda/rotate.cuh"
 #include "core/cuda/numbers.h"
 
 namespace lca::cuda {
@@ -31,8 +32,9 @@ constexpr unsigned kAll = 0xffffffffu;
 constexpr int kWarps = 2;
 
 // kSplit warps share a group, each with its part of the columns: 1, or kWarps where a group is too
-// much for one warp's registers.
-template <bool kSemanticScored, int kSemantic, int kPositional, int G, int kSplit>
+// much for one warp's registers. kEntry: the positional part is selected, and rotated on to its
+// representative's position.
+template <bool kSemanticScored, int kSemantic, int kPositional, int G, int kSplit, bool kEntry>
 __global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const CondenseJob job) {
   static_assert(G <= 32 && (kSplit == 1 || kSplit == kWarps));
   using Semantic = Tile<kSemantic / kSplit, G>;
@@ -117,8 +119,27 @@ __global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const Conden
   {
     float value[Positional::kAcross][8];
     uint4 stored[Positional::kAcross];
-    positional.pool(job.positional_pool, alpha, best, lane, value, stored);
-    Positional::store(stored, job.out_positional + item * kPositional + positional_column, lane);
+    bf16* const out = job.out_positional + item * kPositional;
+    if constexpr (kEntry) {
+      __shared__ alignas(16) bf16 chosen[kWarps / kSplit][kPositional];
+      bf16* const row = chosen[kSplit == 1 ? warp : 0];
+      positional.pool(Pool::select, alpha, best, lane, value, stored);
+      Positional::store(stored, row + positional_column, lane);
+      sync();
+      const RotationView& rotation = job.rotation;
+      const int thread = kSplit == 1 ? lane : static_cast<int>(threadIdx.x);
+      for (int pair = thread; pair < rotation.pairs; pair += 32 * kSplit) {
+        const int2 channel = pair_channels(rotation, pair);
+        const float2 kept = turn_of(__ldg(rotation.steps + pair), job.difference(group, best))(
+            __bfloat162float(row[channel.x]), __bfloat162float(row[channel.y]));
+        out[channel.x] = __float2bfloat16_rn(kept.x);
+        out[channel.y] = __float2bfloat16_rn(kept.y);
+      }
+      for (int i = 2 * rotation.pairs + thread; i < kPositional; i += 32 * kSplit) out[i] = row[i];
+    } else {
+      positional.pool(job.positional_pool, alpha, best, lane, value, stored);
+      Positional::store(stored, out + positional_column, lane);
+    }
     if (job.mass == Mass::score) own += Positional::own_dot(value, positional_summary, lane);
   }
   if (job.out_bias != nullptr) {  // the same for all threads
@@ -142,8 +163,13 @@ bool fast_launch(const CondenseJob& job, const Queue& queue) {
   constexpr int kSplit = (kSemantic + kPositional) * G > 512 * 16 ? kWarps : 1;
   constexpr int kItems = kWarps / kSplit;  // of a block
   const auto blocks = static_cast<unsigned>((job.items + kItems - 1) / kItems);
-  condense_warp_kernel<kSemanticScored, kSemantic, kPositional, G, kSplit>
-      <<<blocks, kWarps * 32, 0, queue.stream>>>(job);
+  if (job.rotation.steps == nullptr) {
+    condense_warp_kernel<kSemanticScored, kSemantic, kPositional, G, kSplit, false>
+        <<<blocks, kWarps * 32, 0, queue.stream>>>(job);
+  } else {
+    condense_warp_kernel<kSemanticScored, kSemantic, kPositional, G, kSplit, true>
+        <<<blocks, kWarps * 32, 0, queue.stream>>>(job);
+  }
   return true;
 }
 
@@ -173,6 +199,7 @@ bool fast_launch_any(const CondenseJob& job, const Queue& queue) {
     if (!aligned_16(pointer)) return false;
   }
   if (job.score_heads != 1) return false;
+  if (job.rotation.steps != nullptr && job.positional_pool != Pool::select) return false;
   const int s = job.d_semantic;
   const int p = job.d_positional;
   if (job.semantic_scored) {
@@ -220,6 +247,8 @@ void condense(const Condense& request, const Queue& queue) {
   job.positional_pool = settings.positional_pool;
   job.mass = settings.mass;
   job.semantic_scored = shape.form == Form::mla;
+  job.rotation = request.rotation;
+  job.first_group = request.first_group;
   if (job.items > INT32_MAX || settings.group > INT32_MAX) {
     throw Error(ErrorKind::bad_input, "condensing on the GPU: too many groups, or too large ones");
   }

@@ -86,6 +86,8 @@ struct Condense {
   const float* summary = nullptr;    ///< [count or 1][KV][summary_width], without scale or 1/heads
   bool one_summary = false;          ///< one row serves all groups
   std::int64_t count = 0;
+  RotationView rotation;           ///< of the positional parts, to their representatives' positions
+  std::int64_t first_group = 0;    ///< number of the first group in its document; for `rotation`
   bf16* out_semantic = nullptr;    ///< [count][KV][d_semantic]
   bf16* out_positional = nullptr;  ///< [count][KV][d_positional]
   float* out_bias = nullptr;       ///< [count][KV]; null unless mass is `score`

@@ -30,6 +30,13 @@ struct CondenseJob {
   Pool positional_pool;
   Mass mass;
   bool semantic_scored;  ///< MLA: the latent is a part of the key
+  RotationView rotation;
+  std::int64_t first_group;
+
+  /// From member t of group j (of this call) to its representative's position (mechanism §10).
+  __host__ __device__ int difference(std::int64_t j, int t) const {
+    return -static_cast<int>((first_group + j) * (group - 1) + t);
+  }
 };
 
 /// The kernel for everything that no fast instance covers.

@@ -12,6 +12,7 @@
 
 #include "attention/cuda/condense/condense_job.h"
 #include "attention/cuda/condense/condense_vectors.h"
+#include "attention/cuda/rotate.cuh"
 #include "core/cuda/numbers.h"
 
 namespace lca::cuda {
@@ -36,6 +37,30 @@ __device__ float plain_score(const CondenseJob& job, const float* summary, int f
     best = fmaxf(best, score_bounded(warp_sum(sum) * job.factor));
   }
   return best;
+}
+
+// A pair of channels of a positional row as it is kept: every member rotated, then pooled.
+__device__ float2 pair_pool(const CondenseJob& job, const bf16* first, const bf16* second,
+                            std::int64_t stride, const float* alpha, int chosen, std::int64_t group,
+                            std::uint64_t step) {
+  const auto at = [&](const bf16* row, int t) { return __bfloat162float(row[t * stride]); };
+  const Pool how = job.positional_pool;
+  if (how == Pool::select) {
+    return turn_of(step, job.difference(group, chosen))(at(first, chosen), at(second, chosen));
+  }
+  MemberTurns turns(step, job.difference(group, 0));
+  float2 pooled{0, 0};
+  if (how == Pool::max) pooled = {-INFINITY, -INFINITY};
+  for (int t = 0; t < job.group; ++t) {
+    const float2 value = turns.next()(at(first, t), at(second, t));
+    if (how == Pool::max) {
+      pooled = {fmaxf(pooled.x, value.x), fmaxf(pooled.y, value.y)};
+    } else {
+      const float weight = how == Pool::mean ? 1.0f / static_cast<float>(job.group) : alpha[t];
+      pooled = {pooled.x + weight * value.x, pooled.y + weight * value.y};
+    }
+  }
+  return pooled;
 }
 
 // Shared memory: [group] scores, then weights; [d_semantic + d_positional] the pooled row.
@@ -101,6 +126,19 @@ __global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const Con
   }
   __syncthreads();
 
+  // What is kept of rotated channels; the loop after it makes the rest, and scores at token
+  // positions.
+  const int rotated = job.rotation.steps == nullptr ? 0 : 2 * job.rotation.pairs;
+  for (int pair = tid; pair < rotated / 2; pair += kPlainThreads) {
+    const int2 channel = pair_channels(job.rotation, pair);
+    const float2 kept =
+        pair_pool(job, positional + channel.x, positional + channel.y, positional_stride, alpha,
+                  chosen, group, job.rotation.steps[pair]);
+    bf16* const to = job.out_positional + item * job.d_positional;
+    to[channel.x] = __float2bfloat16_rn(kept.x);
+    to[channel.y] = __float2bfloat16_rn(kept.y);
+  }
+
   for (int i = tid; i < width; i += kPlainThreads) {
     const bool is_semantic = i < job.d_semantic;
     const Pool how = is_semantic ? job.semantic_pool : job.positional_pool;
@@ -128,7 +166,7 @@ __global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const Con
     pooled[i] = value;
     if (is_semantic) {
       job.out_semantic[item * job.d_semantic + i] = stored;
-    } else {
+    } else if (i - job.d_semantic >= rotated) {
       job.out_positional[item * job.d_positional + i - job.d_semantic] = stored;
     }
   }

@@ -17,11 +17,12 @@ namespace lca::cuda {
 namespace decoding {
 namespace {
 
-/// Whether one block of both kernels for these widths fits the GPU's shared memory.
+/// Whether one block of each kernel for these widths fits the GPU's shared memory. Those for entry
+/// positions need most.
 template <typename R>
 bool fits(const Device& device) {
   const std::size_t limit = device.shared_bytes;
-  return Memory<R, false>::stages(limit) >= 2 && Memory<R, true>::stages(limit) >= 2;
+  return Memory<R, false, true>::stages(limit) >= 2 && Memory<R, true, true>::stages(limit) >= 2;
 }
 
 template <typename R>
@@ -176,6 +177,13 @@ void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels
   }
   if (condenses && step.shape.form == Form::mla && step.summary == nullptr) {
     throw Error(ErrorKind::bad_input, "a decode step of MLA needs the summaries of its queries");
+  }
+  const RotationView& rotation = step.rotation;
+  if (rotation.steps != nullptr &&
+      (rotation.pairs < 1 || 2 * rotation.pairs > step.shape.d_positional())) {
+    throw Error(ErrorKind::bad_input, "a decode step that rotates " +
+                                          std::to_string(rotation.pairs) +
+                                          " pairs of channels of too few");
   }
   args.layout = layout32(Layout(step.settings));
   if (condenses && step.settings.mass == Mass::count) {

@@ -10,6 +10,7 @@ namespace lca::cuda {
 struct Decode {
   AttentionShape shape;
   Settings settings;
+  RotationView rotation;  ///< queries and new tokens are given at token positions
   float scale = 0;
   GroupPool pool;
   ExactPool

@@ -8,6 +8,7 @@
 #include "attention/cuda/condense/condense_job.h"
 #include "attention/cuda/decode/decode.h"
 #include "attention/cuda/decode/decode_place.h"
+#include "attention/cuda/rotate.cuh"
 #include "core/cuda/numbers.h"
 #include "core/cuda/overlap.cuh"
 #include "core/cuda/warp_ops.cuh"
@@ -75,6 +76,18 @@ __device__ inline int active_blocks(const Args& args, const Place& at) {
   const int chunk = chunk_of(args, at.entries);
   return (at.entries + chunk - 1) / chunk;
 }
+
+/// With entry positions (mechanism §10): by how much the new token's entry position differs from
+/// its token position, and the end of the entries that are seen from there: representatives and
+/// sink, none where the two are the same.
+struct FarEntries {
+  int difference;
+  int end;
+
+  __device__ __forceinline__ explicit FarEntries(const Place& at)
+      : difference(at.groups + at.sink_size - at.window_begin),
+        end(difference == 0 ? 0 : at.groups + at.sink_size) {}
+};
 
 /// Counts one more and gives how many came before. Who counts last sees what all that came before
 /// it, and threads that had a barrier with them since, had written.

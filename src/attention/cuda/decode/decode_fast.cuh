@@ -26,11 +26,14 @@
 
 namespace lca::cuda::decoding {
 
-template <typename R, bool kQuant>
+/// kEntry: positions are those of entries. Queries begin as representatives and sink see them and
+/// become what the window sees when it begins. They are rotated while page numbers are on their
+/// way.
+template <typename R, bool kQuant, bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
-  using Space = Memory<R, kQuant>;
+  using Space = Memory<R, kQuant, kEntry>;
   extern __shared__ __align__(128) unsigned char shared[];
-  const Parts<R, kQuant> parts(shared, args.stages);
+  const Parts<R, kQuant, kEntry> parts(shared, args.stages);
 
   const int tid = static_cast<int>(threadIdx.x);
   const int warp = tid / 32;
@@ -45,11 +48,14 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   const Heads heads{kv * sharing + head_group * R::kRows,
                     min(R::kRows, sharing - head_group * R::kRows), static_cast<int>(blockIdx.y)};
 
+  std::uint64_t step = 0;
+  if constexpr (kEntry) step = query_step<R>(args, tid);
   grid_wait();
   // Queries need nothing but the launch: first of all. They pass through memory that no tile has
   // yet.
   unsigned char* const query_space =
       kQuant ? parts.work : parts.stages + (args.stages - 1) * Space::kStageBytes;
+  if constexpr (kEntry) queries_near_load<R, kQuant>(args, session, heads, tid, parts.near);
   queries_load<R>(args, session, heads, tid, query_space);
 
   const SessionView& view = args.step.sessions[session];  // read again where it is needed
@@ -80,6 +86,16 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     copy_commit();
   };
   loader.pages_fetch(0);
+  int far_end = 0;  // of the entries that see the queries rotated; 0: queries are as given
+  if constexpr (kEntry) {
+    const FarEntries far(at);
+    if (at.first < far.end) {
+      far_end = far.end;
+      copy_wait<0>();
+      __syncthreads();
+      queries_rotate<R>(args, heads.count, step, far.difference, tid, query_space);
+    }
+  }
   for (int i = 0; i < args.stages - 1; ++i) tile_issue(i);
 
   if (at.owns_newest_token() && head_group == 0) token_store<R>(args, view, at, session, kv);
@@ -91,7 +107,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   int made_tile = -1;
   int made_row = -1;
   if (at.owns_newest_group()) {
-    made = group_condense<R, kQuant>(
+    made = group_condense<R, kQuant, kEntry>(
         args, view, at, session, kv, head_group == 0,
         *reinterpret_cast<Condense*>(query_space + R::kRows * R::kStride));
     made_tile = (at.groups - 1 - at.first) / kTile;
@@ -104,6 +120,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   __syncthreads();
   if (tid == 0) length_advance(args, session, at.n);  // under the first tile's load
   queries_read<R>(query_space, half, lane, query);
+  if (R::kMla && half == 0) far_end = 0;  // has no positional columns
 
   if (tid < R::kRows) parts.stats[tid] = {-INFINITY, 0.f};
   typename WarpShare<R>::Results result;
@@ -140,11 +157,16 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
         __syncthreads();
       }
     }
-    tile_scores<R>(tile, rows, query, warp, lane, half, scores);
+    if constexpr (kEntry) {
+      tile_scores_entry<R, kQuant>(tile, rows, parts.near, warp, lane, half, scores, far_end,
+                                   query);
+    } else {
+      tile_scores<R>(tile, rows, query, warp, lane, half, scores);
+    }
     __syncthreads();
-    tile_softmax<R, kQuant>(args, tile, meta, scores, warp, lane, parts);
+    tile_softmax<R, kQuant, kEntry>(args, tile, meta, scores, warp, lane, parts);
     __syncthreads();
-    tile_values<R, kQuant>(tile, rows, warp, lane, parts, result);
+    tile_values<R, kQuant, kEntry>(tile, rows, warp, lane, parts, result);
   }
 
   copy_wait<0>();
@@ -162,35 +184,42 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
 }
 
 /// The launch of one instance; `attributes` must live as long as it.
-template <typename R, bool kQuant>
+template <typename R, bool kQuant, bool kEntry>
 cudaLaunchConfig_t kernel_config(int stages, dim3 grid, int cluster, const Queue& queue,
                                  cudaLaunchAttribute (&attributes)[2]) {
-  const auto bytes = static_cast<std::size_t>(Memory<R, kQuant>::bytes(stages));
-  queue.device->shared_allow(reinterpret_cast<const void*>(decode_kernel<R, kQuant>), bytes);
+  const auto bytes = static_cast<std::size_t>(Memory<R, kQuant, kEntry>::bytes(stages));
+  queue.device->shared_allow(reinterpret_cast<const void*>(decode_kernel<R, kQuant, kEntry>),
+                             bytes);
   return cluster_config(grid, R::kThreads, bytes, cluster, queue, attributes);
 }
 
-template <typename R, bool kQuant>
-void kernel_launch(Args args, const Queue& queue) {
-  args.stages = Memory<R, kQuant>::stages(queue.device->shared_bytes);
+template <typename R, bool kQuant, bool kEntry>
+void kernel_launch_with(Args args, const Queue& queue) {
+  args.stages = Memory<R, kQuant, kEntry>::stages(queue.device->shared_bytes);
   cudaLaunchAttribute attributes[2]{};
-  const cudaLaunchConfig_t config =
-      kernel_config<R, kQuant>(args.stages, step_grid(args), args.cluster, queue, attributes);
-  check(cudaLaunchKernelEx(&config, decode_kernel<R, kQuant>, args), "a decode step");
+  const cudaLaunchConfig_t config = kernel_config<R, kQuant, kEntry>(
+      args.stages, step_grid(args), args.cluster, queue, attributes);
+  check(cudaLaunchKernelEx(&config, decode_kernel<R, kQuant, kEntry>, args), "a decode step");
+}
+
+template <typename R, bool kQuant>
+void kernel_launch(const Args& args, const Queue& queue) {
+  args.step.rotation.steps == nullptr ? kernel_launch_with<R, kQuant, false>(args, queue)
+                                      : kernel_launch_with<R, kQuant, true>(args, queue);
 }
 
 /// Blocks in clusters of this size that run at once. Not every multiprocessor has a place in one.
 template <typename R>
 int kernel_slots(const Device& device, int cluster) {
-  const auto* const kernel = reinterpret_cast<const void*>(decode_kernel<R, false>);
+  const auto* const kernel = reinterpret_cast<const void*>(decode_kernel<R, false, false>);
   return device.remember(kernel, cluster, [&] {
     const DeviceScope scope(device);
     cudaLaunchAttribute attributes[2]{};
-    const cudaLaunchConfig_t config = kernel_config<R, false>(
+    const cudaLaunchConfig_t config = kernel_config<R, false, false>(
         Memory<R, false>::stages(device.shared_bytes), dim3(static_cast<unsigned>(cluster)),
         cluster, {&device, nullptr}, attributes);
     int clusters = 0;
-    check(cudaOccupancyMaxActiveClusters(&clusters, decode_kernel<R, false>, &config),
+    check(cudaOccupancyMaxActiveClusters(&clusters, decode_kernel<R, false, false>, &config),
           "asking how many clusters fit on the GPU");
     return clusters * cluster;
   });

@@ -44,6 +44,11 @@ __global__ void __launch_bounds__(kThreads, 1) generic_kernel(const __grid_const
   float made_bias = 0;
   if (at.owns_newest_group()) made_bias = job.condense(writes);
   __syncthreads();
+  const int far_end = w.far > 0 ? FarEntries(at).end : 0;
+  if (at.first < far_end) {
+    job.far_make(FarEntries(at).difference);
+    __syncthreads();
+  }
 
   float top = -INFINITY;
   float sum = 0;
@@ -52,8 +57,9 @@ __global__ void __launch_bounds__(kThreads, 1) generic_kernel(const __grid_const
     for (int e = warp; e < count; e += kWarps) {
       const int entry = first + e;
       const std::int64_t row = job.entry_row(entry);
+      const float* const query = entry < far_end ? shared.far : shared.query;
       float dot = 0;
-      for (int d = lane; d < w.score; d += 32) dot += shared.query[d] * job.key_of(entry, row, d);
+      for (int d = lane; d < w.score; d += 32) dot += query[d] * job.key_of(entry, row, d);
       dot = warp_sum(dot);
       if (lane == 0) {
         float bias = 0;

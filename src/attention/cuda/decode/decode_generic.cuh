@@ -16,6 +16,7 @@ struct Widths {
   int score;   ///< of a query
   int scales;  ///< of a quantised latent (MLA)
   int group;
+  int far;  ///< of a query's other form, with entry positions
 
   __host__ __device__ explicit Widths(const Args& args)
       : mla(args.step.shape.form == Form::mla),
@@ -23,10 +24,11 @@ struct Widths {
         positional(static_cast<int>(args.step.shape.d_rope)),
         score(mla ? semantic + positional : positional),
         scales((semantic + kScaleBlock - 1) / kScaleBlock),
-        group(args.layout.method == MethodKind::lca ? static_cast<int>(args.layout.group) : 0) {}
+        group(args.layout.method == MethodKind::lca ? static_cast<int>(args.layout.group) : 0),
+        far(args.step.rotation.steps != nullptr ? score : 0) {}
 
   __host__ __device__ std::int64_t floats() const {
-    return std::int64_t{2} * score + 2 * semantic + positional + 2 * std::int64_t{group} +
+    return std::int64_t{2} * score + far + 2 * semantic + positional + 2 * std::int64_t{group} +
            2 * kTile + 2 * kTile + kTile + kWarps + 4;
   }
 };
@@ -34,6 +36,7 @@ struct Widths {
 struct Shared {
   std::int64_t* rows;    ///< [kTile]: where each entry of the tile lies
   float* query;          ///< [score]
+  float* far;            ///< [far]: the query as representatives and sink see it
   float* mean;           ///< [score]
   float* made;           ///< [semantic + positional]: this step's representative as readers see it
   float* result;         ///< [semantic]
@@ -46,7 +49,8 @@ struct Shared {
   __device__ Shared(float* base, const Widths& w) {
     rows = reinterpret_cast<std::int64_t*>(base);
     query = base + 2 * kTile;
-    mean = query + w.score;
+    far = query + w.score;
+    mean = far + w.far;
     made = mean + w.score;
     result = made + w.semantic + w.positional;
     scores = result + w.semantic;
@@ -89,6 +93,21 @@ struct Job {
   __device__ float query_of(int h, int d) const {
     const std::int64_t row = static_cast<std::int64_t>(session) * args.heads + h;
     return __bfloat162float(args.step.queries[row * w.score + d]);
+  }
+  /// The query rotated to its entry position.
+  __device__ void far_make(int difference) const {
+    const int first = w.mla ? w.semantic : 0;
+    const RotationView& rotation = args.step.rotation;
+    for (int d = threadIdx.x; d < w.score; d += kThreads) {
+      if (d < first || d >= first + 2 * rotation.pairs) shared.far[d] = shared.query[d];
+    }
+    for (int pair = threadIdx.x; pair < rotation.pairs; pair += kThreads) {
+      const int2 channel = pair_channels(rotation, pair);
+      const float2 value = turn_of(rotation.steps[pair], difference)(
+          shared.query[first + channel.x], shared.query[first + channel.y]);
+      shared.far[first + channel.x] = value.x;
+      shared.far[first + channel.y] = value.y;
+    }
   }
   __device__ bool heads_apart() const { return args.step.settings.head_reduce == HeadReduce::max; }
   /// The new token's query as the summary keeps it, column d of (with heads apart) head `h` of
@@ -203,6 +222,33 @@ struct Job {
     return how == Pool::mean ? sum / static_cast<float>(w.group) : sum;
   }
 
+  /// A pair of positional channels, its members rotated from their positions to representative j's.
+  __device__ float2 pooled_pair(int j, int begin, int best, int pair) const {
+    const Pool how = args.step.settings.positional_pool;
+    const int2 channel = pair_channels(args.step.rotation, pair);
+    const std::uint64_t step = args.step.rotation.steps[pair];
+    const int difference = -j * (w.group - 1);  // of the first member
+    const auto value = [&](const Turn& turn, int i) {
+      const std::int64_t row = ring_row(begin + i);
+      return turn(positional_of_ring(row, channel.x), positional_of_ring(row, channel.y));
+    };
+    if (how == Pool::select) return value(turn_of(step, difference - best), best);
+    MemberTurns turns(step, difference);
+    float2 all{0.f, 0.f};
+    if (how == Pool::max) all = {-INFINITY, -INFINITY};
+    for (int i = 0; i < w.group; ++i) {
+      const float2 one = value(turns.next(), i);
+      if (how == Pool::max) {
+        all = {fmaxf(all.x, one.x), fmaxf(all.y, one.y)};
+      } else {
+        const float weight =
+            how == Pool::mean ? 1.f / static_cast<float>(w.group) : shared.weights[i];
+        all = {all.x + weight * one.x, all.y + weight * one.y};
+      }
+    }
+    return all;
+  }
+
   /// Makes representative at.groups − 1 (shared.made) and returns its bias.
   __device__ float condense(bool write) const {
     const Settings& settings = args.step.settings;
@@ -251,6 +297,15 @@ struct Job {
                            ? mass_bias(settings.mass, w.group, softmax.sum, softmax.top, own)
                            : args.bias_all;
     __syncthreads();
+    if (args.step.rotation.steps != nullptr) {  // scores and mass stay at token positions
+      for (int pair = threadIdx.x; pair < args.step.rotation.pairs; pair += kThreads) {
+        const int2 channel = pair_channels(args.step.rotation, pair);
+        const float2 kept = pooled_pair(j, begin, softmax.best, pair);
+        shared.made[w.semantic + channel.x] = kept.x;
+        shared.made[w.semantic + channel.y] = kept.y;
+      }
+      __syncthreads();
+    }
     for (int c = threadIdx.x; c < width; c += kThreads) {
       shared.made[c] = __bfloat162float(__float2bfloat16(shared.made[c]));
     }

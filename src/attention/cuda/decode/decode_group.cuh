@@ -2,24 +2,12 @@
 /// The group that leaves the window in a decode step: condensed by the one block that reads its
 /// representative next (mechanism §3–§5, §7).
 
-#include "attention/cuda/decode/decode_tiles.cuh"
+#include "attention/cuda/decode/decode_token.cuh"
 
 namespace lca::cuda::decoding {
 
 /// Longest group the tensor-core kernels take: its scores lie in shared memory.
 inline constexpr int kMostGroup = 512;
-/// Rows that a thread loads before it uses the first.
-inline constexpr int kAtOnce = 16;
-
-/// Threads that condense together: here all of a block.
-template <typename R>
-struct WholeBlock {
-  static constexpr int kWarps = R::kWarps;
-  static constexpr int kThreads = R::kThreads;
-  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ void sync() { __syncthreads(); }
-};
-
 /// A representative as readers see it, spread over the threads of a team: thread t has the bf16
 /// pairs t, t + kThreads, … of the row.
 template <typename R, typename Team = WholeBlock<R>>
@@ -51,43 +39,11 @@ struct CondenseScratch {
   unsigned largest[8];  // one per scale
 };
 
-/// The new token's query as condensing reduces it, columns 2·pair and 2·pair + 1: given for MLA,
-/// the sum over the heads that share the KV head for GQA.
-template <typename R>
-__device__ float2 query_sum(const Args& args, int session, int kv, int pair) {
-  if constexpr (R::kMla) {
-    return reinterpret_cast<const float2*>(args.step.summary +
-                                           static_cast<std::int64_t>(session) * R::kScore)[pair];
-  }
-  const int sharing = args.sharing;
-  const bf16* query = args.step.queries +
-                      (static_cast<std::int64_t>(session) * args.heads + kv * sharing) * R::kScore +
-                      2 * pair;
-  float2 sum{0.f, 0.f};
-#pragma unroll 1
-  for (int first = 0; first < sharing; first += kAtOnce) {
-    std::uint32_t bits[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      bits[i] = 0;
-      if (first + i < sharing) {
-        bits[i] = *reinterpret_cast<const std::uint32_t*>(query + (first + i) * R::kScore);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float2 value = unpack_bf16(bits[i]);
-      sum = {sum.x + value.x, sum.y + value.y};
-    }
-  }
-  return sum;
-}
-
 /// The stages of condensing group at.groups − 1 for one KV head, each by all threads of the team.
 /// It runs once in g steps, often beside a busy memory: trips are few, and the code is short,
 /// because it comes from memory too. Rows pass through shared memory, R::kGroupRows at a time; most
 /// groups are loaded once.
-template <typename R, bool kQuant, typename Team>
+template <typename R, bool kQuant, bool kEntry, typename Team>
 struct Condenser {
   using New = NewGroup<R, Team>;
   using Scratch = CondenseScratch<R, Team>;
@@ -180,9 +136,84 @@ struct Condenser {
                                              : args.step.settings.positional_pool;
   }
 
+  /// Channel `channel` of the positional part of a row that is in shared memory.
+  __device__ __forceinline__ float positional_of(int row, int channel) const {
+    const auto* const values = reinterpret_cast<const bf16*>(scratch.rows[row]);
+    return __bfloat162float(values[(R::kMla ? R::kFirst : 0) + channel]);
+  }
+
+  /// A pair of positional channels as it is kept: its members rotated to the representative's
+  /// position, then pooled. A thread has one pair at most.
+  struct KeptPair {
+    int2 channel{0, 0};
+    std::uint64_t step = 0;
+    float2 value{0.f, 0.f};
+  };
+  __device__ __forceinline__ bool keeps_pair() const {
+    static_assert(R::kPositional / 2 <= Team::kThreads);
+    return kEntry && tid < args.step.rotation.pairs;
+  }
+  __device__ __forceinline__ KeptPair kept_begin() const {
+    KeptPair kept;
+    if (!keeps_pair()) return kept;
+    kept.channel = pair_channels(args.step.rotation, tid);
+    kept.step = __ldg(args.step.rotation.steps + tid);  // in the L1 cache since the queries
+    if (args.step.settings.positional_pool == Pool::max) kept.value = {-INFINITY, -INFINITY};
+    return kept;
+  }
+  /// Rows [first, first + count), which are in shared memory.
+  __device__ __forceinline__ void kept_add(int first, int count, const GroupWeights& softmax,
+                                           KeptPair& kept) const {
+    if (!keeps_pair()) return;
+    const Pool how = args.step.settings.positional_pool;
+    const int difference = -(j * (group - 1) + first);  // of row `first`
+    const auto row = [&](const Turn& turn, int i) {
+      return turn(positional_of(i, kept.channel.x), positional_of(i, kept.channel.y));
+    };
+    if (how == Pool::select) {
+      const int i = softmax.best - first;
+      if (0 <= i && i < count) kept.value = row(turn_of(kept.step, difference - i), i);
+      return;
+    }
+    MemberTurns turns(kept.step, difference);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const float2 value = row(turns.next(), i);
+      const float weight =
+          how == Pool::weighted ? scratch.weights[i] : 1.f / static_cast<float>(group);
+      const float2 sum = {kept.value.x + weight * value.x, kept.value.y + weight * value.y};
+      const float2 most = {fmaxf(kept.value.x, value.x), fmaxf(kept.value.y, value.y)};
+      kept.value = how == Pool::max ? most : sum;
+    }
+  }
+  /// Where kept channels lie: over the scores, which have been read when the last rows are pooled.
+  __device__ __forceinline__ bf16* kept_row() const {
+    static_assert(R::kPositional * sizeof(bf16) <= sizeof(scratch.scores));
+    return reinterpret_cast<bf16*>(scratch.scores);
+  }
+  __device__ __forceinline__ void kept_write(const KeptPair& kept) const {
+    if (!keeps_pair()) return;
+    kept_row()[kept.channel.x] = __float2bfloat16_rn(kept.value.x);
+    kept_row()[kept.channel.y] = __float2bfloat16_rn(kept.value.y);
+  }
+  /// Columns 2·pair and 2·pair + 1 of the representative, of which `made` has the pooled values.
+  __device__ __forceinline__ std::uint32_t kept_read(int pair, std::uint32_t made) const {
+    const int channel = 2 * pair - (R::kMla ? R::kFirst : 0);
+    const int rotated = 2 * args.step.rotation.pairs;
+    if (channel < 0 || channel >= R::kPositional) return made;
+    const auto bits = [&](int c) {
+      return std::uint32_t{*reinterpret_cast<const std::uint16_t*>(kept_row() + c)};
+    };
+    const std::uint32_t low = channel < rotated ? bits(channel) : made & 0xffffu;
+    const std::uint32_t high = channel + 1 < rotated ? bits(channel + 1) : made >> 16;
+    return low | high << 16;
+  }
+
   /// This thread's pairs of columns over all rows. `mean` is still a sum.
   __device__ __forceinline__ void rows_pool(const GroupWeights& softmax,
                                             float2 (&pooled)[New::kPairs]) const {
+    KeptPair kept;
+    if constexpr (kEntry) kept = kept_begin();
 #pragma unroll
     for (int k = 0; k < New::kPairs; ++k) {
       pooled[k].x = pooled[k].y = pool_of(tid + k * Team::kThreads) == Pool::max ? -INFINITY : 0.f;
@@ -216,6 +247,10 @@ struct Condenser {
           }
         }
       }
+      if constexpr (kEntry) {
+        kept_add(first, count, softmax, kept);
+        if (first + Scratch::kRows >= group) kept_write(kept);
+      }
       team.sync();
     }
   }
@@ -239,6 +274,7 @@ struct Condenser {
         own += scratch.mean[2 * pair] * value.x + scratch.mean[2 * pair + 1] * value.y;
       }
       made.pairs[k] = pack_bf16(value.x, value.y);
+      if constexpr (kEntry) made.pairs[k] = kept_read(pair, made.pairs[k]);
       if (kQuant && (semantic || !R::kMla)) {
         const float2 stored = unpack_bf16(made.pairs[k]);
         atomicMax(scratch.largest + R::scale_of(2 * pair),
@@ -308,11 +344,11 @@ struct Condenser {
 
 /// Condenses group at.groups − 1 for one KV head with all threads of the team, and puts it into its
 /// page where `write`. `scratch` is free shared memory.
-template <typename R, bool kQuant, typename Team = WholeBlock<R>>
+template <typename R, bool kQuant, bool kEntry, typename Team = WholeBlock<R>>
 __device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView& view,
                                             const Place& at, int session, int kv, bool write,
                                             CondenseScratch<R, Team>& scratch, Team team = {}) {
-  const Condenser<R, kQuant, Team> condenser{args, view, at, session, kv, scratch, team};
+  const Condenser<R, kQuant, kEntry, Team> condenser{args, view, at, session, kv, scratch, team};
   // Loaded early, needed last.
   const std::int64_t page = view.pages[condenser.j / kPageRows];
   condenser.rows_load(0);
@@ -324,31 +360,6 @@ __device__ NewGroup<R, Team> group_condense(const Args& args, const SessionView&
   NewGroup<R, Team> made = condenser.finish(softmax, pooled);
   condenser.store(page, write, made);
   return made;
-}
-
-/// The new token into its row of the ring, its summed query into the ring of summaries.
-template <typename R, typename Team = WholeBlock<R>>
-__device__ void token_store(const Args& args, const SessionView& view, const Place& at, int session,
-                            int kv) {
-  const int tid = Team::thread();
-  const int kv_heads = R::kMla ? 1 : args.kv_heads;
-  const std::int64_t from = static_cast<std::int64_t>(session) * kv_heads + kv;
-  const std::int64_t to = static_cast<std::int64_t>(at.position_row(at.n - 1)) * kv_heads + kv;
-  if (tid < R::kSemantic / 8) {
-    reinterpret_cast<uint4*>(view.semantic + to * R::kSemantic)[tid] =
-        reinterpret_cast<const uint4*>(args.step.semantic + from * R::kSemantic)[tid];
-  } else if (tid < R::kChunks) {
-    const int chunk = tid - R::kSemantic / 8;
-    reinterpret_cast<uint4*>(view.positional + to * R::kPositional)[chunk] =
-        reinterpret_cast<const uint4*>(args.step.positional + from * R::kPositional)[chunk];
-  }
-  if (args.layout.method != MethodKind::lca) return;
-  const int row = (at.n - 1) % args.layout.summary_queries;
-  auto* summary = reinterpret_cast<float2*>(
-      view.summary + (static_cast<std::int64_t>(row) * kv_heads + kv) * R::kScore);
-  for (int pair = tid; pair < R::kScore / 2; pair += Team::kThreads) {
-    summary[pair] = query_sum<R>(args, session, kv, pair);
-  }
 }
 
 }  // namespace lca::cuda::decoding

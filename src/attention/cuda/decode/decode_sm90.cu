@@ -47,6 +47,67 @@ __device__ __forceinline__ void rows_load(const CUtensorMap* semantic,
   }
 }
 
+/// With entry positions: the RoPE parts of the queries as representatives and sink see them. A
+/// thread's share are pairs of channels, rotated or (behind those) as they are.
+class FarQueries {
+ public:
+  /// Asks for them; needs nothing but the launch.
+  __device__ __forceinline__ void load(const Args& args, int session, const Heads& heads,
+                                       int thread) {
+    const RotationView& rotation = args.step.rotation;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = (thread + i * kLoaders) / kSlots;
+      const int slot = (thread + i * kLoaders) % kSlots;
+      x_[i] = y_[i] = 0;
+      step_[i] = slot < rotation.pairs ? __ldg(rotation.steps + slot) : 0;
+      if (row >= heads.count) continue;
+      const auto* const rope = reinterpret_cast<const unsigned short*>(
+          args.step.queries + (std::int64_t{session} * args.heads + heads.first + row) * R::kScore +
+          R::kFirst);
+      const int2 channel = channels(rotation, slot);
+      x_[i] = load_after_wait(rope + channel.x);
+      y_[i] = load_after_wait(rope + channel.y);
+    }
+  }
+
+  __device__ __forceinline__ void store(const Args& args, int difference, int thread,
+                                        unsigned char* to) const {
+    const RotationView& rotation = args.step.rotation;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = (thread + i * kLoaders) / kSlots;
+      const int slot = (thread + i * kLoaders) % kSlots;
+      if (row >= kHeads) break;
+      std::uint32_t bits = x_[i] | std::uint32_t{y_[i]} << 16;
+      if (slot < rotation.pairs) {
+        const float2 given = unpack_bf16(bits);
+        const float2 value = turn_of(step_[i], difference)(given.x, given.y);
+        bits = pack_bf16(value.x, value.y);
+      }
+      const int2 channel = channels(rotation, slot);
+      *place(to, row, channel.x) = static_cast<unsigned short>(bits);
+      *place(to, row, channel.y) = static_cast<unsigned short>(bits >> 16);
+    }
+  }
+
+ private:
+  static constexpr int kSlots = R::kPositional / 2;
+  static constexpr int kLoaders = R::kThreads - 32;
+  static constexpr int kEach = (kHeads * kSlots + kLoaders - 1) / kLoaders;
+
+  __device__ static int2 channels(const RotationView& rotation, int slot) {
+    return slot < rotation.pairs ? pair_channels(rotation, slot) : int2{2 * slot, 2 * slot + 1};
+  }
+  __device__ static unsigned short* place(unsigned char* to, int row, int channel) {
+    return reinterpret_cast<unsigned short*>(to + chunk_offset(row, channel / 8, 0)) + channel % 8;
+  }
+
+  unsigned short x_[kEach], y_[kEach];
+  std::uint64_t step_[kEach];
+};
+
+template <bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1)
     decode_stream_kernel(const __grid_constant__ Args args, const __grid_constant__ Maps maps) {
   extern __shared__ unsigned char memory[];
@@ -95,6 +156,10 @@ __global__ void __launch_bounds__(R::kThreads, 1)
             chunk);
       }
     }
+  }
+  FarQueries far;
+  if constexpr (kEntry) {
+    if (tid >= 32) far.load(args, session, heads, tid - 32);
   }
   const Place at = place_of(args, view, 0);
   const Schedule tiles(at, args.blocks, args.chunk / kTile,
@@ -154,6 +219,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       *reinterpret_cast<uint4*>(shared.query + chunk_offset(row, chunk, kQueryPanelBytes)) =
           query[i];
     }
+    if constexpr (kEntry) far.store(args, FarEntries(at).difference, tid - 32, shared.far);
     async_proxy_fence();  // wgmma reads them
   }
   __syncthreads();
@@ -162,7 +228,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     cluster_wait();
   }
 
-  Consumer consumer(args, view, at, shared, max(role - 1, 0));
+  Consumer<kEntry> consumer(args, view, at, shared, max(role - 1, 0));
   if (role > 0) {
     for (int i = tiles.first + role - 1, count = 0; i < tiles.last; i += 2, ++count) {
       consumer.tile(tiles(i), count, newest);
@@ -176,7 +242,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     }
   } else if (tid >= 32) {
     if (tiles.owns_newest_group()) {
-      const auto made = group_condense<R, false, Helpers>(
+      const auto made = group_condense<R, false, kEntry, Helpers>(
           args, view, at, session, 0, job == 0, shared.condense_scratch,
           Helpers{WarpsBarrier(shared.helpers_met)});
 #pragma unroll
@@ -215,7 +281,9 @@ bool stream_fits(const Device& device, const AttentionShape& shape, MethodKind m
 void launch_stream(Args args, const Queue& queue) {
   constexpr std::size_t kBytes = sizeof(Shared) + 1024;
   static_assert(kBytes <= 227 * 1024);
-  queue.device->shared_allow(reinterpret_cast<const void*>(decode_stream_kernel), kBytes);
+  const auto kernel = args.step.rotation.steps == nullptr ? decode_stream_kernel<false>
+                                                          : decode_stream_kernel<true>;
+  queue.device->shared_allow(reinterpret_cast<const void*>(kernel), kBytes);
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config =
       cluster_config(step_grid(args), R::kThreads, kBytes, args.cluster, queue, attributes);
@@ -227,7 +295,7 @@ void launch_stream(Args args, const Queue& queue) {
                   rows_map(pool.positional, R::kPositional, kAnyRows),
                   rows_map(exact.semantic, R::kSemantic, exact.rows),
                   rows_map(exact.positional, R::kPositional, exact.rows)};
-  check(cudaLaunchKernelEx(&config, decode_stream_kernel, args, maps), "a decode step");
+  check(cudaLaunchKernelEx(&config, kernel, args, maps), "a decode step");
 }
 
 }  // namespace lca::cuda::decoding

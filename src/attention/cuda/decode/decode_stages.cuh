@@ -21,14 +21,15 @@ struct WarpShare {
 };
 
 /// A block's shared memory, in the order in which Memory counts it.
-template <typename R, bool kQuant>
+template <typename R, bool kQuant, bool kEntry>
 struct Parts {
-  using Space = Memory<R, kQuant>;
+  using Space = Memory<R, kQuant, kEntry>;
   unsigned char* work;
   unsigned char* stages;
   float* metas;
   float* scores_apart;
   unsigned char* weights;
+  unsigned char* near;  ///< entry positions: positional parts of queries as the window sees them
   float* rescale;
   float2* stats;  ///< maximum and sum of each row
   Place* kept;
@@ -40,10 +41,19 @@ struct Parts {
     scores_apart = metas + stage_count * Space::kMetaFloats;
     weights = reinterpret_cast<unsigned char*>(scores_apart) +
               (Space::kScoresApart ? Space::kScoreBytes : 0);
-    rescale = reinterpret_cast<float*>(weights + Space::kWeightBytes);
+    near = weights + Space::kWeightBytes;
+    rescale = reinterpret_cast<float*>(near + Space::kNearBytes);
     stats = reinterpret_cast<float2*>(rescale + R::kRows);
     kept = reinterpret_cast<Place*>(stats + R::kRows);
   }
+};
+
+/// Columns of the queries that positions rotate.
+template <typename R>
+struct PositionalColumns {
+  static constexpr int kFirst = R::kMla ? R::kFirst : 0;
+  static constexpr int kMostPairs = R::kPositional / 2;
+  static_assert(kFirst % 16 == 0 && R::kThreads % kMostPairs == 0);
 };
 
 /// The job's queries to shared memory, asked for; rows that no head has are zeros.
@@ -64,6 +74,80 @@ __device__ __forceinline__ void queries_load(const Args& args, int session, cons
   copy_commit();
 }
 
+/// With entry positions: their positional columns once more, for the window; queries_load's commit
+/// takes them in.
+template <typename R, bool kQuant>
+__device__ __forceinline__ void queries_near_load(const Args& args, int session, const Heads& heads,
+                                                  int tid, unsigned char* near) {
+  constexpr int kChunks = R::kPositional / 8;
+  static_assert(R::kRows * kChunks <= R::kThreads);
+  if (tid >= R::kRows * kChunks) return;
+  const int row = tid / kChunks;
+  const int chunk = tid % kChunks;
+  const bool real = row < heads.count;
+  const bf16* source = args.step.queries;
+  if (real) {
+    source += (static_cast<std::int64_t>(session) * args.heads + heads.first + row) * R::kScore +
+              PositionalColumns<R>::kFirst + chunk * 8;
+  }
+  copy_chunk(shared_address(near + row * Memory<R, kQuant, true>::kNearStride + chunk * 16), source,
+             real);
+}
+
+/// With entry positions: the step of the pair that a thread rotates in every row of queries.
+/// Nothing on the GPU writes steps, so that this may go ahead of grid_wait.
+template <typename R>
+__device__ __forceinline__ std::uint64_t query_step(const Args& args, int tid) {
+  const int pair = tid % PositionalColumns<R>::kMostPairs;
+  return pair < args.step.rotation.pairs ? __ldg(args.step.rotation.steps + pair) : 0;
+}
+
+/// With entry positions: rotates the first `count` queries in shared memory, in place.
+template <typename R>
+__device__ __forceinline__ void queries_rotate(const Args& args, int count, std::uint64_t step,
+                                               int difference, int tid, unsigned char* queries) {
+  using Columns = PositionalColumns<R>;
+  constexpr int kRowStep = R::kThreads / Columns::kMostPairs;
+  const RotationView& rotation = args.step.rotation;
+  const int pair = tid % Columns::kMostPairs;
+  if (pair >= rotation.pairs) return;
+  const int2 channel = pair_channels(rotation, pair);
+  const Turn turn = turn_of(step, difference);
+#pragma unroll
+  for (int first = 0; first < R::kRows; first += kRowStep) {
+    const int row = first + tid / Columns::kMostPairs;
+    if (row >= count) break;
+    const auto place = [&](int c) {
+      const int column = Columns::kFirst + c;
+      return reinterpret_cast<bf16*>(queries + R::offset(row, column / 8) + column % 8 * 2);
+    };
+    bf16* const x = place(channel.x);
+    bf16* const y = place(channel.y);
+    const float2 value = turn(__bfloat162float(*x), __bfloat162float(*y));
+    *x = __float2bfloat16_rn(value.x);
+    *y = __float2bfloat16_rn(value.y);
+  }
+}
+
+/// The positional parts of the fragments as the window sees them.
+template <typename R, bool kQuant>
+__device__ __forceinline__ void queries_near(const unsigned char* near, int half, int lane,
+                                             typename WarpShare<R>::Queries& query) {
+  constexpr int kSteps = WarpShare<R>::kSteps;
+  constexpr int kFrom = PositionalColumns<R>::kFirst / 16;  // of the steps of the whole key
+  static_assert(kFrom == 0 || kFrom >= kSteps, "the first half has all columns or none");
+  const unsigned char* const row =
+      near + lane % 16 * Memory<R, kQuant, true>::kNearStride + lane / 16 * 16;
+#pragma unroll
+  for (int k = kFrom > kSteps ? kFrom - kSteps : 0; k < kSteps; ++k) {
+#pragma unroll
+    for (int h = 0; h < R::kHeadTiles; ++h) {
+      matrix_load(query[h][k], shared_address(row + h * 16 * Memory<R, kQuant, true>::kNearStride +
+                                              (half * kSteps + k - kFrom) * 32));
+    }
+  }
+}
+
 /// Queries as fragments: heads are rows, this warp's half of the key's columns.
 template <typename R>
 __device__ __forceinline__ void queries_read(const unsigned char* from, int half, int lane,
@@ -80,11 +164,12 @@ __device__ __forceinline__ void queries_read(const unsigned char* from, int half
   }
 }
 
-/// Scores of some entries with this warp's half of the key, to shared memory.
-template <typename R>
+/// Scores of some entries with this warp's half of the key, to shared memory. kPart: of the warp's
+/// entries only those from `from` on are written.
+template <typename R, bool kPart = false>
 __device__ __forceinline__ void tile_scores(const EntryTile& tile, const unsigned char* rows,
                                             const typename WarpShare<R>::Queries& query, int warp,
-                                            int lane, int half, float* scores) {
+                                            int lane, int half, float* scores, int from = 0) {
   using Share = WarpShare<R>;
   constexpr int kHeadTiles = R::kHeadTiles;
   constexpr int kSteps = Share::kSteps;
@@ -134,19 +219,49 @@ __device__ __forceinline__ void tile_scores(const EntryTile& tile, const unsigne
         const int head = h * 16 + lane / 4 + 8 * low;
         const int pair = entries / 2 + e * 4 + lane % 4;
         // Pairs are permuted by row, so that eight rows are written without conflicts.
-        reinterpret_cast<float2*>(scores +
-                                  (half * R::kRows + head) * kTile)[pair ^ (head & 3) * 4] = value;
+        if constexpr (kPart) {
+          float2* const to = reinterpret_cast<float2*>(scores + (half * R::kRows + head) * kTile) +
+                             (pair ^ (head & 3) * 4);
+          const int entry = e * 8 + lane % 4 * 2;
+          if (entry >= from) *to = value;
+          if (entry + 1 == from) to->y = value.y;
+        } else {
+          reinterpret_cast<float2*>(scores + (half * R::kRows + head) *
+                                                 kTile)[pair ^ (head & 3) * 4] = value;
+        }
       }
     }
   }
 }
 
+/// The same with entry positions: queries begin as representatives and sink see them and become
+/// what the window sees at the first of this warp's entries that is in it. `far_end` is where that
+/// is in the list, 0 when it is done. A warp that has entries of both multiplies them twice.
+template <typename R, bool kQuant>
+__device__ __forceinline__ void tile_scores_entry(const EntryTile& tile, const unsigned char* rows,
+                                                  const unsigned char* near, int warp, int lane,
+                                                  int half, float* scores, int& far_end,
+                                                  typename WarpShare<R>::Queries& query) {
+  constexpr int kEntries = WarpShare<R>::kEntries;
+  const int first = tile.first + warp % (R::kWarps / 2) * kEntries;
+  int from = 0;
+#pragma unroll 1
+  while (true) {
+    const int seen = far_end == 0 || tile.groups ? kEntries : far_end - first;
+    if (seen > from) tile_scores<R, true>(tile, rows, query, warp, lane, half, scores, from);
+    if (seen >= kEntries) break;
+    queries_near<R, kQuant>(near, half, lane, query);
+    far_end = 0;
+    from = max(seen, 0);
+  }
+}
+
 /// Scores to weights: this warp's one or two heads of every 16; a lane has entries 2·lane and
 /// 2·lane + 1.
-template <typename R, bool kQuant>
+template <typename R, bool kQuant, bool kEntry>
 __device__ __forceinline__ void tile_softmax(const Args& args, const EntryTile& tile,
                                              const float* meta, const float* scores, int warp,
-                                             int lane, const Parts<R, kQuant>& parts) {
+                                             int lane, const Parts<R, kQuant, kEntry>& parts) {
   const float factor = args.step.scale * kLog2e;
   float bias[2] = {0.f, 0.f};
   if (tile.groups) {
@@ -187,9 +302,10 @@ __device__ __forceinline__ void tile_softmax(const Args& args, const EntryTile& 
 }
 
 /// Adds the tile's values to this warp's columns of the result.
-template <typename R, bool kQuant>
+template <typename R, bool kQuant, bool kEntry>
 __device__ __forceinline__ void tile_values(const EntryTile& tile, const unsigned char* rows,
-                                            int warp, int lane, const Parts<R, kQuant>& parts,
+                                            int warp, int lane,
+                                            const Parts<R, kQuant, kEntry>& parts,
                                             typename WarpShare<R>::Results& result) {
   constexpr int kHeadTiles = R::kHeadTiles;
   constexpr int kColumns = WarpShare<R>::kColumns;

@@ -47,6 +47,7 @@ struct Helpers {
 struct Shared {
   alignas(1024) unsigned char stage[2][kTileBytes];  // at the end: what warp groups exchange
   alignas(1024) unsigned char query[kPanels * kQueryPanelBytes];
+  alignas(1024) unsigned char far[kQueryPanelBytes];     // entry positions: the RoPE part once more
   alignas(1024) unsigned char weights[2][kHeads * 128];  // Pᵀ: a row of 64 entries for each head
   alignas(16) std::uint32_t fresh[R::kWidth / 2];        // the representative of this step
   float fresh_bias;
@@ -72,7 +73,8 @@ __device__ __forceinline__ void product(float* d, std::uint64_t a, std::uint64_t
   Atom::fma(a, b, d[I]..., add ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
 }
 
-/// One warp group's share of a block: every other tile.
+/// One warp group's share of a block: every other tile. kEntry: positions are those of entries.
+template <bool kEntry>
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const Args& args, const SessionView& view, const Place& at,
@@ -117,7 +119,7 @@ class Consumer {
       if (rows.count < kTile) rows_clear(rows.count, stage);
       if (has_newest || rows.count < kTile) shared_write_end();
     }
-    scores(stage);
+    scores(stage, rows);
     softmax(rows);
     outputs(stage);
     shared_.empty[group_].arrive();  // every thread: some wrote rows
@@ -234,9 +236,12 @@ class Consumer {
     *reinterpret_cast<uint4*>(stage + chunk_offset(row, thread_, kPanelBytes)) = chunk;
   }
 
-  __device__ __forceinline__ void scores(const unsigned char* stage) {
+  __device__ __forceinline__ void scores(const unsigned char* stage, const Rows& rows) {
     const std::uint32_t k = shared_address(stage) / 16;
     const std::uint32_t q = shared_address(shared_.query) / 16;
+    // The RoPE part as these entries see it; no tile has entries of both kinds.
+    std::uint32_t rope = q + (kPanels - 1) * kQueryPanelBytes / 16;
+    if (kEntry && rows.first < FarEntries(at_).end) rope = shared_address(shared_.far) / 16;
     float odd[8];  // two chains: products this narrow are shorter than their latency
     accumulators_fence(s_);
     accumulators_fence(odd);
@@ -244,9 +249,11 @@ class Consumer {
 #pragma unroll
     for (int c = 0; c < R::kScore; c += 16) {
       const int panel = c / 64, inside = (c & 63) * 2;
-      product<ScoreAtom>(c & 16 ? odd : s_, descriptor<128>(k, panel * kPanelBytes + inside),
-                         descriptor<128>(q, panel * kQueryPanelBytes + inside), c >= 32,
-                         std::make_index_sequence<8>());
+      const std::uint64_t query = panel < kPanels - 1
+                                      ? descriptor<128>(q, panel * kQueryPanelBytes + inside)
+                                      : descriptor<128>(rope, inside);
+      product<ScoreAtom>(c & 16 ? odd : s_, descriptor<128>(k, panel * kPanelBytes + inside), query,
+                         c >= 32, std::make_index_sequence<8>());
     }
     cute::warpgroup_commit_batch();
     cute::warpgroup_wait<0>();

@@ -55,9 +55,10 @@ struct Row {
 };
 
 /// Shared memory of a block: stages (raw rows, as they come), `work` (a quantised tile as bf16),
-/// per-stage bias and scales, partial scores of both halves of the key, weights, and per row of
-/// queries its rescaling, maximum and sum.
-template <typename R, bool kQuant>
+/// per-stage bias and scales, partial scores of both halves of the key, weights, with entry
+/// positions the queries' positional parts as the window sees them, and per row of queries its
+/// rescaling, maximum and sum.
+template <typename R, bool kQuant, bool kEntry = false>
 struct Memory {
   static constexpr int kExactTile = kQuant ? kTile / 2 : kTile;  ///< so that stages stay small
   static constexpr int kStageBytes =
@@ -70,6 +71,9 @@ struct Memory {
   /// A tile whose stage (converted) or `work` (not converted) is free has its scores there.
   static constexpr bool kScoresApart = !kQuant || kStageBytes < kScoreBytes;
   static constexpr int kWeightBytes = R::kRows * kTile * 2;
+  /// An odd number of chunks, so that ldmatrix finds eight rows in different banks.
+  static constexpr int kNearStride = 16 * (R::kPositional / 8 | 1);
+  static constexpr int kNearBytes = kEntry ? R::kRows * kNearStride : 0;
 
   /// Where registers are short, a block knows its place from shared memory.
   static constexpr bool kPlaceKept = R::kHeadTiles > 1 || R::kWarps > 8;
@@ -77,7 +81,8 @@ struct Memory {
 
   static constexpr int bytes(int stages) {
     return kWorkBytes + stages * (kStageBytes + kMetaFloats * 4) +
-           (kScoresApart ? kScoreBytes : 0) + kWeightBytes + R::kRows * 12 + kKeptBytes;
+           (kScoresApart ? kScoreBytes : 0) + kWeightBytes + kNearBytes + R::kRows * 12 +
+           kKeptBytes;
   }
   /// As many stages as fit; below 2 the kernel cannot run.
   static int stages(std::size_t limit) {

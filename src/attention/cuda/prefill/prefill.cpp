@@ -40,6 +40,12 @@ void problem_check(const Prefill& problem, std::span<const PrefillRun> runs) {
   if (!fits(exact) || (groups && !fits(problem.groups))) {
     fail_input("prefill: keys are not as wide as queries");
   }
+  const RotationView& rotation = problem.rotation;
+  if (rotation.steps != nullptr &&
+      (rotation.pairs < 1 || 2 * rotation.pairs > problem.q_rope.width)) {
+    fail_input("prefill: {} pairs of channels to rotate in {}", rotation.pairs,
+               problem.q_rope.width);
+  }
   if (problem.heads < 1 || problem.heads > 65535 || problem.kv_heads < 1 ||
       (problem.form == Form::gqa && problem.heads % problem.kv_heads != 0)) {
     fail_input("prefill: {} heads over {} KV heads", problem.heads, problem.kv_heads);

@@ -67,7 +67,7 @@ __device__ __forceinline__ void logits_make(const T& tensors, int warp, unsigned
 }
 
 // What a row does not see goes to −∞.
-template <typename T>
+template <bool kEntry, typename T>
 __device__ __forceinline__ void logits_mask(const T& tensors, const KeyBlock& block, int warp,
                                             unsigned lane, Logits& logits) {
 #pragma unroll
@@ -81,7 +81,12 @@ __device__ __forceinline__ void logits_mask(const T& tensors, const KeyBlock& bl
     } else {
       seen =
           ones(min(row.position + 1, block.end) - block.first) & ~ones(block.begin - block.first);
-      seen &= ~ones(row.window_begin - block.first) | ones(tensors.window().sink - block.first);
+      if constexpr (kEntry) {
+        if (!block.sink) seen &= ~ones(row.window_begin - block.first);
+        if (block.sink && row.window_begin == 0) seen = 0;  // the window had it
+      } else {
+        seen &= ~ones(row.window_begin - block.first) | ones(tensors.window().sink - block.first);
+      }
     }
     seen >>= lane % 4 * 2;
 #pragma unroll
@@ -121,11 +126,14 @@ __device__ __forceinline__ void values_add(const T& tensors,
 // kSteps: padded score width / 16 where known, so that the loop over it unrolls, and everything can
 // be read 16 bytes at a time; 0 where not. Two blocks of eight warps fit an SM with 128 registers a
 // thread; <8, 128, 0>, for odd widths, would spill there.
-template <int kWarps, int kValue, int kSteps>
+//
+// kEntry: positions are those of entries. A warp rotates its queries between the window's blocks
+// and the rest.
+template <int kWarps, int kValue, int kSteps, bool kEntry>
 __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 1 : 2)
     attend(const __grid_constant__ Job job) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const Tensors<kWarps, kValue, kSteps> tensors(job, shared);
+  const Tensors<kWarps, kValue, kSteps, kEntry> tensors(job, shared);
   const int thread = static_cast<int>(threadIdx.x);
   const int head = static_cast<int>(blockIdx.y);
   const int rows = tensors.tile_prepare(thread, head);
@@ -149,6 +157,9 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
     __syncthreads();  // K(i) has arrived, and V(i − 1) has been read
     const KeyBlock block = tensors.block(i);
     tensors.values_load(block);
+    if constexpr (kEntry) {
+      if (i == tensors.key_blocks().window) tensors.queries_rotate();
+    }
 
     const unsigned thread = thread_again();
     const int warp = static_cast<int>(thread / 32);
@@ -163,6 +174,13 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
       if (block.groups) {
         some = block.first < bottom.groups;
         all = end <= top.groups;
+      } else if (kEntry && block.sink) {
+        some = bottom.window_begin > 0;
+        all = false;
+      } else if (kEntry) {
+        some = block.first <= bottom.position && end > top.window_begin;
+        all = end <= top.position + 1 && block.first >= block.begin &&
+              block.first >= bottom.window_begin;
       } else {
         some = block.first <= bottom.position &&
                (end > top.window_begin || block.first < tensors.window().sink);
@@ -197,7 +215,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kValue == 128 && kSteps == 0) ? 
           for (int e = 0; e < 4; ++e) logits[n][e] = fmaf(logits[n][e], job.scale, bias);
         }
       }
-      if (!all) logits_mask(tensors, block, warp, lane, logits);
+      if (!all) logits_mask<kEntry>(tensors, block, warp, lane, logits);
       float factor[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -304,15 +322,17 @@ struct Instance {
 };
 
 // The widest works for all widths and in 99 KiB, with half the queries in a tile.
+template <bool kEntry>
 Instance instance_for(int steps, int value, bool vector, std::size_t shared_most) {
-  Instance found{attend<4, 256, 0>, 4, 256};
+  Instance found{attend<4, 256, 0, kEntry>, 4, 256};
   const Instance widest = found;
   if (value <= 64) {
-    found = {attend<8, 64, 0>, 8, 64};  // MiniCPM3 (96 | 64), small models (64 | 64)
+    found = {attend<8, 64, 0, kEntry>, 8, 64};  // MiniCPM3 (96 | 64), small models (64 | 64)
   } else if (value <= 128) {
-    found = {attend<8, 128, 0>, 8, 128};
-    if (vector && steps == 12) found.kernel = attend<8, 128, 12>;  // DeepSeek-V2 (192 | 128)
-    if (vector && steps == 8) found.kernel = attend<8, 128, 8>;    // Qwen, Llama (128 | 128)
+    found = {attend<8, 128, 0, kEntry>, 8, 128};
+    if (vector && steps == 12)
+      found.kernel = attend<8, 128, 12, kEntry>;                         // DeepSeek-V2 (192 | 128)
+    if (vector && steps == 8) found.kernel = attend<8, 128, 8, kEntry>;  // Qwen, Llama (128 | 128)
   }
   return found.shared_bytes(steps) <= shared_most ? found : widest;
 }
@@ -356,6 +376,7 @@ void prefill_portable(const Prefill& problem, std::span<const PrefillRun> runs, 
   job.scale = problem.scale * kLog2e;
   job.out = problem.out;
   job.lse = problem.lse;
+  job.rotation = problem.rotation;
   job.heads = problem.heads;
   job.gqa = problem.form == Form::gqa;
   job.heads_per_kv = job.gqa ? problem.heads / problem.kv_heads : 1;
@@ -363,9 +384,11 @@ void prefill_portable(const Prefill& problem, std::span<const PrefillRun> runs, 
   job.out_pairs = value % 2 == 0 && reinterpret_cast<std::uintptr_t>(problem.out) % 4 == 0;
   job.score_steps = steps;
 
+  const bool vector = job.q_vector && job.exact.vector && job.groups.vector;
   const Instance instance =
-      instance_for(steps, value, job.q_vector && job.exact.vector && job.groups.vector,
-                   queue.device->shared_bytes);
+      problem.rotation.steps == nullptr
+          ? instance_for<false>(steps, value, vector, queue.device->shared_bytes)
+          : instance_for<true>(steps, value, vector, queue.device->shared_bytes);
   int tiles = 0;
   const std::vector<TileRun> table = tile_runs(runs, instance.warps * 16, tiles);
   if (tiles == 0) return;

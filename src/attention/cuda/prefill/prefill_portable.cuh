@@ -3,6 +3,7 @@
 /// meets, and how rows get to shared memory.
 
 #include "attention/cuda/prefill/prefill.h"
+#include "attention/cuda/rotate.cuh"
 #include "core/cuda/warp_ops.cuh"
 
 namespace lca::cuda::portable {
@@ -40,6 +41,7 @@ struct Job {
   bool q_vector;
   bool out_pairs;   // outputs can be written two at a time
   int score_steps;  // padded score width / 16
+  RotationView rotation;
   const TileRun* table;
   int run_count;
   TileRun runs[kInlineRuns];
@@ -112,7 +114,8 @@ struct alignas(16) KeyBlocks {
   int group_end;
 };
 struct alignas(16) RowView {
-  int position, window_begin, groups, unused;
+  int position, window_begin, groups;
+  int difference;  // of its entry position to its token position; 0 with token positions
 };
 static_assert(sizeof(RowView) == kPad * sizeof(bf16));
 
@@ -120,22 +123,25 @@ static_assert(sizeof(RowView) == kPad * sizeof(bf16));
 struct KeyBlock {
   int first, begin, end;
   bool groups;
+  bool sink;  // a block of the sink's own
 };
 
 __device__ __forceinline__ KeyBlock key_block(const WindowKeys& keys, const KeyBlocks& blocks,
                                               int i) {
   if (i < blocks.window) {  // from the diagonal down: most rows see something at once
-    return {keys.end - kKeys * (i + 1), keys.begin, keys.end, false};
+    return {keys.end - kKeys * (i + 1), keys.begin, keys.end, false, false};
   }
   i -= blocks.window;
-  if (i < blocks.sink) return {kKeys * i, 0, keys.sink_end, false};
-  return {kKeys * (i - blocks.sink), 0, blocks.group_end, true};
+  if (i < blocks.sink) return {kKeys * i, 0, keys.sink_end, false, true};
+  return {kKeys * (i - blocks.sink), 0, blocks.group_end, true, false};
 }
 
 __device__ __forceinline__ int blocks_of(int keys) { return (keys + kKeys - 1) / kKeys; }
 
 // The keys of queries first … last. Where the first query has dropped nothing, it sees all tokens
-// before it: sink and window are one.
+// before it: sink and window are one. With entry positions (kEntry) queries after it that have
+// dropped something see the sink in blocks of its own, with another form of the query.
+template <bool kEntry>
 __device__ inline WindowKeys window_keys(const Layout& layout, int first, int last) {
   WindowKeys keys{};
   keys.end = last + 1;
@@ -144,13 +150,23 @@ __device__ inline WindowKeys window_keys(const Layout& layout, int first, int la
     const Visible visible = layout.visible(first);
     keys.begin = static_cast<int>(visible.window.begin);
     keys.sink_end = static_cast<int>(visible.sink.end);
+  } else if (kEntry && layout.dropped(last + 1) > 0) {
+    keys.sink_end = keys.sink;
   }
   return keys;
 }
 
+// With entry positions a row that has dropped nothing has a window that begins at 0, sink included.
+template <bool kEntry>
 __device__ inline RowView row_view(const Layout& layout, int position) {
   const Visible visible = layout.visible(position);
-  return {position, static_cast<int>(visible.window.begin), static_cast<int>(visible.groups), 0};
+  RowView row{position, static_cast<int>(visible.window.begin), static_cast<int>(visible.groups),
+              0};
+  if constexpr (kEntry) {
+    if (layout.dropped(position + 1) == 0) row.window_begin = 0;
+    row.difference = -static_cast<int>(layout.position_shift(position + 1));
+  }
+  return row;
 }
 
 __device__ inline TileRun run_of(const Job& job, int tile) {
@@ -172,7 +188,7 @@ __device__ inline TileRun run_of(const Job& job, int tile) {
 // --- a block's shared memory ---------------------------------------------------------------------
 
 /// Q, K and V of a block, and in the padding behind their rows what all threads know.
-template <int kWarps, int kValue, int kSteps>
+template <int kWarps, int kValue, int kSteps, bool kEntry>
 struct Tensors {
   static constexpr int kQueries = kWarps * 16;
   static constexpr int kThreads = kWarps * 32;
@@ -228,12 +244,12 @@ struct Tensors {
     if (thread == 0) {
       exact_rows() = {run.exact_row, run.exact_gone, head / job.heads_per_kv};
       other_rows() = {run.group_row, run.query_row + first_row};
-      window() = window_keys(job.layout, first, last);
+      window() = window_keys<kEntry>(job.layout, first, last);
       const int group_end = static_cast<int>(job.layout.groups(last + 1));
       key_blocks() = {blocks_of(window().end - window().begin), blocks_of(window().sink_end),
                       blocks_of(group_end), group_end};
     }
-    if (thread < kQueries) view(thread) = row_view(job.layout, min(first + thread, last));
+    if (thread < kQueries) view(thread) = row_view<kEntry>(job.layout, min(first + thread, last));
     return rows;
   }
 
@@ -246,6 +262,18 @@ struct Tensors {
       score_row_copy(q + row * score_stride, job.q_nope, job.q_rope, other_rows().query + row, head,
                      kAligned || job.q_vector, row < rows, thread % kParts, kParts);
     }
+  }
+
+  /// This warp's queries as sink and representatives see them, in place; no other warp reads them.
+  __device__ __forceinline__ void queries_rotate() const {
+    const unsigned thread = thread_again();
+    const int first = static_cast<int>(thread / 32) * 16;
+    const int lane = static_cast<int>(thread % 32);
+    bf16* const rope = q + first * score_stride + job.q_nope.width;
+    __syncwarp();  // all lanes have read them
+    rows_rotate(job.rotation, view(first + lane % 16).difference, lane,
+                [&](int row, int channel) { return rope + row * score_stride + channel; });
+    __syncwarp();
   }
 
   __device__ __forceinline__ void keys_load(const KeyBlock& block) const {

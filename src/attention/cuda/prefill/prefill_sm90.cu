@@ -13,7 +13,8 @@
 ///            list of a tile is virtual: local blocks from the diagonal down to the left window
 ///            edge, sink blocks, representatives from the last to the first. Only coordinates and
 ///            masks differ; dense and window are other lists. Every row meets its own token in the
-///            first block, so no row begins empty.
+///            first block, so no row begins empty. With entry positions the tile's queries are
+///            rotated in shared memory between the local blocks and the rest.
 /// Bounds     DeepSeek-V2-Lite, g 16, w 1024, 128K: 6.8 TFLOP of visible pairs, 8.7 ms at the
 ///            measured 782 TFLOP/s; 2.9 GB of q, k, v, out, 0.7 ms.
 
@@ -27,6 +28,7 @@
 #include "attention/cuda/prefill/prefill.h"
 #include "attention/cuda/prefill/prefill_tiles.cuh"
 #include "attention/cuda/prefill/run_table.cuh"
+#include "attention/cuda/rotate.cuh"
 #include "core/cuda/hopper.cuh"
 #include "core/cuda/numbers.h"
 #include "core/cuda/tensor_map.h"
@@ -41,8 +43,10 @@ constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 
-template <int Nope, int Rope, int Value, int Keys, int Stages>
+template <int Nope, int Rope, int Value, int Keys, int Stages, bool Entry = false>
 struct Config {
+  using WithEntry = Config<Nope, Rope, Value, Keys, Stages, true>;
+  static constexpr bool kEntry = Entry;  ///< positions are those of entries
   static constexpr int kNope = Nope, kRope = Rope, kValue = Value;
   static constexpr int kKeys = Keys, kStages = Stages;
   static constexpr int kQueryBytes = kQueries * (Nope + Rope) * 2;
@@ -67,6 +71,7 @@ struct Params {
   int* counter;
   bf16* out;
   float* lse;
+  RotationView rotation;
   RunWork inline_runs[kInlineRuns];
 };
 
@@ -132,7 +137,7 @@ __device__ __forceinline__ void schedule(const Params& p, Shared<C>& shared) {
     shared.tile_empty[k & 1].wait((k >> 1 & 1) ^ 1);
     if (item < p.items) {
       while (run + 1 < p.runs && item >= runs[run + 1].first_item) ++run;
-      tile_fill<C::kKeys>(p.layout, p.heads, runs[run], item, tile);
+      tile_fill<C::kKeys, C::kEntry>(p.layout, p.heads, runs[run], item, tile);
     } else {
       tile.rows = 0;
     }
@@ -303,6 +308,26 @@ class Consumer {
     accumulators_fence(o_);
   }
 
+  /// The queries as sink and representatives see them, over those that the window saw: once a tile,
+  /// each warp its 16 rows. All products with the queries have ended.
+  __device__ __forceinline__ void queries_rotate(const QueryTile& tile) {
+    NamedBarrier::sync(128, kConsumers + group_);  // those of the other warps too
+    const int first = row_ - lane_ / 4;
+    const int position = min(tile.first + first + (lane_ & 15), tile.last);
+    const int difference = -p_.layout.position_shift(position + 1);
+    unsigned char* const rows = shared_.query + (C::kRope > 0 ? C::kNope * kQueries * 2 : 0);
+    rows_rotate(p_.rotation, difference, lane_, [&](int row, int channel) {
+      // As TMA swizzles: the 16-byte chunks of a row are permuted by the row.
+      constexpr int kRow = C::kRope == 32 ? 64 : 128;
+      row += first;
+      const int chunk = (channel * 2 & kRow - 1) / 16 ^ (kRow == 64 ? row / 2 & 3 : row & 7);
+      const int panel = channel * 2 / kRow * (kQueries * kRow);
+      return reinterpret_cast<bf16*>(rows + panel + row * kRow + chunk * 16 + (channel & 7) * 2);
+    });
+    async_proxy_fence();
+    NamedBarrier::sync(128, kConsumers + group_);
+  }
+
   /// Waits for the values of block n − 1 or the last, and clears rows that hold no data.
   __device__ __forceinline__ void values_wait(const QueryTile& tile, int n) {
     shared_.value_full[value_.slot].wait(value_.phase);
@@ -333,7 +358,7 @@ class Consumer {
     const int column = block.base + 2 * (lane_ & 3);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Span span = row_span(rows_[r], tile, block.kind);
+      const Span span = row_span<C::kEntry>(rows_[r], tile, block.kind);
       const unsigned from_low = column - span.low;
       const auto sunk = [&](int c) {
         return static_cast<unsigned>(column + c) < static_cast<unsigned>(span.sink);
@@ -426,6 +451,9 @@ class Consumer {
     probabilities_pack();
 
     for (int n = 1; n < blocks; ++n) {
+      if constexpr (C::kEntry) {
+        if (n == tile.local_blocks) queries_rotate(tile);
+      }
       shared_.key_full[key_.slot].wait(key_.phase);
       turn_take();
       scores_issue();
@@ -557,8 +585,8 @@ int heads_at_once(const Prefill& problem, std::int64_t groups, int width) {
 }
 
 template <typename C>
-void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* workspace,
-            const Queue& queue) {
+void launch_with(const Prefill& problem, std::span<const PrefillRun> runs, void* workspace,
+                 const Queue& queue) {
   const bool gqa = problem.form == Form::gqa;
   const int kv_heads = gqa ? problem.kv_heads : problem.heads;
   Params params{};
@@ -571,6 +599,7 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
   params.counter = static_cast<int*>(workspace);
   params.out = problem.out;
   params.lse = problem.lse;
+  params.rotation = problem.rotation;
 
   std::vector<RunWork> work;
   std::int64_t most_groups = 0;
@@ -629,6 +658,14 @@ void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* work
   const int blocks = std::min<int>(params.items, queue.device->multiprocessors);
   prefill_kernel<C><<<blocks, kThreads, kBytes, queue.stream>>>(params, maps);
   check(cudaGetLastError(), "launching prefill");
+}
+
+template <typename C>
+void launch(const Prefill& problem, std::span<const PrefillRun> runs, void* workspace,
+            const Queue& queue) {
+  problem.rotation.steps == nullptr
+      ? launch_with<C>(problem, runs, workspace, queue)
+      : launch_with<typename C::WithEntry>(problem, runs, workspace, queue);
 }
 
 // One instance for each pair of widths that models have. Narrow heads leave shared memory for

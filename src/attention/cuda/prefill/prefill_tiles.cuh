@@ -36,7 +36,7 @@ struct QueryTile {
   std::int32_t floor;       // exact tokens below are not held
   std::int32_t sink;        // tokens in sink blocks
   std::int32_t groups;      // representatives there are
-  std::int32_t merged;      // sink and window touch: local blocks hold both
+  std::int32_t merged;      // sink and window of the first query touch: local blocks hold both
   std::int32_t exact_base;  // row of position 0, for local blocks
   std::int32_t sink_base;   // the same for sink blocks
 
@@ -58,8 +58,10 @@ __device__ __forceinline__ Block tile_block(const QueryTile& tile, int n) {
   return {BlockKind::groups, kKeys * (tile.group_blocks - 1 - (n - tile.sink_blocks))};
 }
 
-/// Item `item` of a run: which head, which queries, and the blocks they see.
-template <int kKeys>
+/// Item `item` of a run: which head, which queries, and the blocks they see. With entry positions
+/// (kEntry) a row that has dropped tokens sees the sink with another form of its query than the
+/// window: then the sink has blocks of its own even where local blocks hold it too.
+template <int kKeys, bool kEntry>
 __device__ __forceinline__ void tile_fill(const Layout32& layout, const Heads& p,
                                           const RunWork& run, int item, QueryTile& tile) {
   const int local = item - run.first_item;
@@ -84,7 +86,8 @@ __device__ __forceinline__ void tile_fill(const Layout32& layout, const Heads& p
   tile.groups_all = a.groups;
   tile.groups = run.groups;
   tile.local_blocks = (tile.last + 1 - low + kKeys - 1) / kKeys;
-  tile.sink_blocks = tile.merged ? 0 : (tile.sink + kKeys - 1) / kKeys;
+  const bool apart = kEntry ? b.window.begin > b.sink.end : !tile.merged;
+  tile.sink_blocks = apart ? (tile.sink + kKeys - 1) / kKeys : 0;
   tile.group_blocks = (b.groups + kKeys - 1) / kKeys;
   tile.floor = run.exact_gone > 0 ? layout.sink + run.exact_gone : 0;
   tile.exact_base = static_cast<int>(run.exact_row - run.exact_gone);
@@ -115,15 +118,18 @@ struct Span {
   int sink;
 };
 
+template <bool kEntry>
 __device__ __forceinline__ Span row_span(const Row& row, const QueryTile& tile, BlockKind kind) {
   if (kind == BlockKind::groups) return {0, static_cast<unsigned>(row.groups), 0};
   if (kind == BlockKind::sink) {
+    // A row without a gap has seen the sink in its local blocks where those hold it.
+    if (kEntry && tile.merged && row.low <= row.sink) return {0, 0, 0};
     return {0, static_cast<unsigned>(min(row.position + 1, row.sink)), 0};
   }
   const bool gap = row.low > row.sink;
   const int low = tile.merged && !gap ? 0 : row.low;
   return {low, static_cast<unsigned>(max(row.position + 1 - low, 0)),
-          tile.merged && gap ? row.sink : 0};
+          !kEntry && tile.merged && gap ? row.sink : 0};
 }
 
 template <int kKeys>
