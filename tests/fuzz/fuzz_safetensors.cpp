@@ -59,7 +59,10 @@ unsigned read_input(std::span<const std::byte> bytes) {
   }
   sum += touch(input.weights().w_uk) + touch(input.weights().w_uv);
 
-  const lca::SettingsObject object{input.spec.settings, input.spec.scale, input.prefill};
+  lca::SettingsObject object{input.spec.settings, input.spec.scale, input.prefill, {}};
+  if (object.settings.positions == lca::Positions::entry) {
+    object.rope_layout = input.spec.rotation.layout;
+  }
   const std::string text = lca::settings_to_json(object);
   require(lca::settings_from_json(text, "fuzz", lca::SettingsScope::op_file) == object);
   return sum;
