@@ -247,11 +247,12 @@ class Bench:
         if not runs:
             return
         out = self.args.out / self.name
-        machines = sorted({f"{run['machine']}, {run['threads']} threads, {run['date']}"
+        machines = sorted({f"{run['machine']}, {run['date']}"
                            for arms in runs.values() for run in arms.values()})
         report = {"model": self.model, "machines": machines, "precision": self.args.precision, "texts": {
             text: {"title": texts.TEXTS[text][0], "sha256": self.texts[text][1], "arms": {
-                arm: {"label": run["label"], "flags": run["key"]["flags"], **run["result"]}
+                arm: {"label": run["label"], "flags": run["key"]["flags"],
+                      **{name: value for name, value in run["result"].items() if name != "model"}}
                 for arm, run in arms.items()}} for text, arms in runs.items()}}
         out.with_suffix(".json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         out.with_suffix(".md").write_text(report_markdown(report))
@@ -266,13 +267,13 @@ def report_markdown(report):
         arms = text["arms"].values()
         longest = max(arms, key=lambda arm: arm["tokens"])
         ranges = [(part["from"], part["to"]) for part in longest["by_range"]]
-        heads = [text["title"] + ", tokens", *(range_text(*one) for one in ranges), "tokens/s"]
+        heads = [text["title"] + ", tokens", *(range_text(*one) for one in ranges)]
         lines += ["| " + " | ".join(heads) + " |",
                   "| --- |" + " ---: |" * (len(heads) - 1)]
         for arm in arms:
             found = {(part["from"], part["to"]): part["perplexity"] for part in arm["by_range"]}
             cells = [f"{found[one]:.2f}" if one in found else "–" for one in ranges]
-            lines.append("| " + " | ".join([arm["label"], *cells, f"{arm['tokens_per_s']:.0f}"]) + " |")
+            lines.append("| " + " | ".join([arm["label"], *cells]) + " |")
         lines.append("")
     lines += [f"{report['model']['name']}, trained for {report['model']['context']:,} tokens; products in "
               f"{report['precision']}; " + "; ".join(report["machines"]) + "."]

@@ -11,7 +11,7 @@ import sys
 
 # All in pixels.
 PANEL, HEIGHT, LEFT, RIGHT = 400, 330, 52, 22
-HEADER, FOOTER, TOP, BOTTOM = 82, 30, 34, 46
+HEADER, FOOTER, TOP, BOTTOM = 82, 30, 46, 46
 FIRST = 1024  # where the axis of positions begins; the first range begins at 0
 MOST = 4      # values above so many times the smallest are cut and written out
 KINDS = ("dense", "token", "entry", "free", "window")
@@ -74,8 +74,9 @@ def length_text(length):
     return f"{length // 1024}K"
 
 
-def series(arm, kind, x, y):
-    """A step for each range; what lies above the axis is cut there, with its value."""
+def series(arm, kind, x, y, cut):
+    """A step for each range; what lies above the axis is cut there, with its value. `cut` counts the
+    values written above each place."""
     points, marks = [], ""
     for part in arm["by_range"]:
         begin, end = max(part["from"], FIRST), part["to"]
@@ -85,7 +86,9 @@ def series(arm, kind, x, y):
         points += [(x.at(begin), y.at(value)), (x.at(end), y.at(value))]
         if part["perplexity"] > y.high:
             middle = (x.at(begin) + x.at(end)) / 2
-            marks += text(middle, y.at(y.high) - 5, kind, f"{part['perplexity']:.0f}", "middle")
+            above = y.at(y.high) - 5 - 12 * cut.get(middle, 0)
+            marks += text(middle, above, kind, f"{part['perplexity']:.0f}", "middle")
+            cut[middle] = cut.get(middle, 0) + 1
     path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
     return f'<polyline class="line {kind}" points="{path}"/>\n{marks}'
 
@@ -111,9 +114,10 @@ def panel_svg(one, context, left):
     if FIRST < context < x.high:
         svg += line(x.at(context), y0, x.at(context), y1, "mark")
         svg += text(x.at(context) - 6, y1 + 12, "", "trained length", "end")
+    cut = {}
     for kind in KINDS:
         if kind in one["arms"]:
-            svg += series(one["arms"][kind], kind, x, y)
+            svg += series(one["arms"][kind], kind, x, y, cut)
     return svg
 
 

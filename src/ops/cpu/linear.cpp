@@ -96,14 +96,14 @@ struct Rows {
     auto* many_pieces = carver.take<RowPiece>(std::ssize(runs));
     std::size_t few_count = 0;
     std::size_t many_count = 0;
-    enum class Kind { none, few, alone, alike };
+    enum class Kind { none, short_run, alone, joined };
     Kind before = Kind::none;
     for (const std::int64_t rows : runs) {
-      const Kind kind = rows <= kFewRows              ? Kind::few
-                        : alike && rows >= kAlikeRows ? Kind::alike
+      const Kind kind = rows <= kFewRows              ? Kind::short_run
+                        : alike && rows >= kAlikeRows ? Kind::joined
                                                       : Kind::alone;
-      std::size_t& count = kind == Kind::few ? few_count : many_count;
-      RowPiece* pieces = kind == Kind::few ? few_pieces : many_pieces;
+      std::size_t& count = kind == Kind::short_run ? few_count : many_count;
+      RowPiece* pieces = kind == Kind::short_run ? few_pieces : many_pieces;
       if (kind != before || kind == Kind::alone) {
         if (pieces != nullptr) pieces[count] = {total, 0, {}};
         ++count;
