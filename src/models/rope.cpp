@@ -1,20 +1,13 @@
 #include "models/rope.h"
 
+#include "attention/rotate.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
 namespace lca {
 namespace {
-
-/// base^(−2i/width) for each pair i.
-std::vector<double> plain_frequencies(double base, std::int64_t width) {
-  std::vector<double> result(static_cast<std::size_t>(width / 2));
-  for (std::size_t i = 0; i < result.size(); ++i) {
-    result[i] = std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(width));
-  }
-  return result;
-}
 
 /// YaRN's attention temperature for a scaling factor.
 double yarn_mscale(double factor, double scale) {
@@ -88,7 +81,7 @@ void divide_by(std::vector<double>& frequencies, const std::vector<double>& divi
 Rope::Rope(const RopeConfig& config)
     : config_(config),
       multiplier_(multiplier_of(config)),
-      frequencies_(plain_frequencies(config.base, config.width)) {
+      frequencies_(rotation_plain(config.width, config.base).frequencies) {
   switch (config.kind) {
     case RopeKind::standard:
     case RopeKind::dynamic:
@@ -131,8 +124,8 @@ std::vector<double> Rope::frequencies(std::int64_t length) const {
   const double stretch =
       config_.factor * static_cast<double>(length) / static_cast<double>(config_.original_length) -
       (config_.factor - 1);
-  std::vector<double> result =
-      plain_frequencies(config_.base * std::pow(stretch, width / (width - 2)), config_.width);
+  const double base = config_.base * std::pow(stretch, width / (width - 2));
+  std::vector<double> result = rotation_plain(config_.width, base).frequencies;
   divide_by(result, config_.frequency_divisors);
   return result;
 }

@@ -1,5 +1,4 @@
-#include "byte_files.h"
-#include "formats/op_file.h"
+#include "op_bytes.h"
 
 #include <cmath>
 #include <limits>
@@ -7,23 +6,14 @@
 namespace lca {
 namespace {
 
-using test::bytes_of;
+using test::expect_bad_op;
 using test::expect_error;
 using test::FileBuilder;
 using test::gqa_file;
 using test::mla_file;
+using test::op_parse;
 using test::ScratchFolder;
 using test::write_file;
-
-OpInput op_parse(const FileBuilder& file, std::span<const SettingOverride> overrides = {}) {
-  const std::string bytes = file.bytes();  // temporary: the result owns its data
-  return OpInput::parse(bytes_of(bytes), "in.safetensors", overrides);
-}
-
-void expect_bad(const FileBuilder& file, std::vector<std::string> parts) {
-  parts.insert(parts.begin(), "in.safetensors: ");
-  expect_error([&] { op_parse(file); }, parts);
-}
 
 float value_at(const ConstTensor& tensor, std::int64_t i, std::int64_t j, std::int64_t k) {
   const void* row = tensor.row(i, j);
@@ -164,11 +154,11 @@ TEST(OpInput, OverridesTakePrecedenceOverTheFile) {
 }
 
 TEST(OpInput, WrongSettingsNameTheFileAndTheField) {
-  expect_bad(mla_file().settings(R"({"group":0})"), {"metadata \"lca\"", "field \"group\""});
-  expect_bad(mla_file().settings(R"({"colour":1})"), {"unknown field \"colour\""});
-  expect_bad(mla_file().settings("nonsense"), {"metadata \"lca\": bad JSON"});
-  expect_bad(mla_file().settings(R"({"scale":null})"), {"field \"scale\"", "not null"});
-  expect_bad(mla_file().settings(R"({"prefill":[]})"), {"field \"prefill\""});
+  expect_bad_op(mla_file().settings(R"({"group":0})"), {"metadata \"lca\"", "field \"group\""});
+  expect_bad_op(mla_file().settings(R"({"colour":1})"), {"unknown field \"colour\""});
+  expect_bad_op(mla_file().settings("nonsense"), {"metadata \"lca\": bad JSON"});
+  expect_bad_op(mla_file().settings(R"({"scale":null})"), {"field \"scale\"", "not null"});
+  expect_bad_op(mla_file().settings(R"({"prefill":[]})"), {"field \"prefill\""});
 }
 
 TEST(OpInput, PrefillMayNotHoldMoreThanThereIs) {
@@ -176,80 +166,82 @@ TEST(OpInput, PrefillMayNotHoldMoreThanThereIs) {
   for (const char* list :
        {"[6]", "[5,1]", "[1,1,1,1,1,1]", "[9223372036854775807]", "[1,9223372036854775807]",
         "[4611686018427387904,4611686018427387904]"}) {
-    expect_bad(mla_file().settings("{\"prefill\":" + std::string(list) + "}"),
-               {"prefill sums to more than the 5 tokens"});
+    expect_bad_op(mla_file().settings("{\"prefill\":" + std::string(list) + "}"),
+                  {"prefill sums to more than the 5 tokens"});
   }
 }
 
 TEST(OpInput, EveryMissingTensorIsNamed) {
   for (const char* name : {"q_nope", "q_rope", "c", "k_rope", "w_uk", "w_uv"}) {
-    expect_bad(mla_file().remove(name),
-               {"tensor \"" + std::string(name) + "\" of the MLA form is missing"});
+    expect_bad_op(mla_file().remove(name),
+                  {"tensor \"" + std::string(name) + "\" of the MLA form is missing"});
   }
   for (const char* name : {"q", "k", "v"}) {
-    expect_bad(gqa_file().remove(name),
-               {"tensor \"" + std::string(name) + "\" of the GQA form is missing"});
+    expect_bad_op(gqa_file().remove(name),
+                  {"tensor \"" + std::string(name) + "\" of the GQA form is missing"});
   }
-  expect_bad(FileBuilder(), {"no tensors of MLA (q_nope, q_rope, c, k_rope, w_uk, w_uv)"});
-  expect_bad(FileBuilder().add("cu_seqlens", "I32", {2}), {"no tensors"});
+  expect_bad_op(FileBuilder(), {"no tensors of MLA (q_nope, q_rope, c, k_rope, w_uk, w_uv)"});
+  expect_bad_op(FileBuilder().add("cu_seqlens", "I32", {2}), {"no tensors"});
 }
 
 TEST(OpInput, UnknownTensorsAndMixedFormsAreNamed) {
-  expect_bad(mla_file().add("mask", "F32", {1}), {"unknown tensor \"mask\""});
-  expect_bad(gqa_file().add("K", "F32", {1}), {"unknown tensor \"K\""});
-  expect_bad(mla_file().add("v", "F32", {2, 5, 2, 7}), {"mixes both forms", "\"v\""});
-  expect_bad(gqa_file().add("c", "F32", {2, 5, 4}), {"mixes both forms", "\"c\""});
+  expect_bad_op(mla_file().add("mask", "F32", {1}), {"unknown tensor \"mask\""});
+  expect_bad_op(gqa_file().add("K", "F32", {1}), {"unknown tensor \"K\""});
+  expect_bad_op(mla_file().add("v", "F32", {2, 5, 2, 7}), {"mixes both forms", "\"v\""});
+  expect_bad_op(gqa_file().add("c", "F32", {2, 5, 4}), {"mixes both forms", "\"c\""});
 }
 
 TEST(OpInput, OtherDtypesAreErrors) {
   for (const char* dtype : {"F64", "F16", "I32", "I8", "BOOL"}) {
-    expect_bad(mla_file().add("c", dtype, {2, 5, 4}),
-               {"tensor \"c\": dtype must be F32 or BF16, not " + std::string(dtype)});
-    expect_bad(gqa_file().add("q", dtype, {2, 5, 4, 3}), {"tensor \"q\": dtype must be"});
-    expect_bad(mla_file().add("w_uv", dtype, {2, 6, 4}), {"tensor \"w_uv\": dtype must be"});
+    expect_bad_op(mla_file().add("c", dtype, {2, 5, 4}),
+                  {"tensor \"c\": dtype must be F32 or BF16, not " + std::string(dtype)});
+    expect_bad_op(gqa_file().add("q", dtype, {2, 5, 4, 3}), {"tensor \"q\": dtype must be"});
+    expect_bad_op(mla_file().add("w_uv", dtype, {2, 6, 4}), {"tensor \"w_uv\": dtype must be"});
   }
 }
 
 TEST(OpInput, EveryShapeMustFitTheOthers) {
-  expect_bad(mla_file().add("q_rope", "F32", {2, 5, 3, 2}),
-             {"tensor \"q_rope\"", "[B,n,H,d_r] is [2,5,3,2]", "H is 2 in \"q_nope\""});
-  expect_bad(mla_file().add("c", "F32", {1, 5, 4}), {"tensor \"c\"", "B is 2"});
-  expect_bad(mla_file().add("c", "F32", {2, 6, 4}), {"tensor \"c\"", "n is 5"});
-  expect_bad(mla_file().add("k_rope", "F32", {2, 5, 3}), {"tensor \"k_rope\"", "d_r is 2"});
-  expect_bad(mla_file().add("w_uk", "F32", {3, 3, 4}), {"tensor \"w_uk\"", "H is 2"});
-  expect_bad(mla_file().add("w_uk", "F32", {2, 4, 4}), {"tensor \"w_uk\"", "d_n is 3"});
-  expect_bad(mla_file().add("w_uk", "F32", {2, 3, 5}), {"tensor \"w_uk\"", "d_c is 4"});
-  expect_bad(mla_file().add("w_uv", "F32", {2, 6, 5}), {"tensor \"w_uv\"", "d_c is 4"});
-  expect_bad(gqa_file().add("k", "F32", {2, 5, 2, 4}), {"tensor \"k\"", "d is 3"});
-  expect_bad(gqa_file().add("v", "F32", {2, 5, 4, 7}), {"tensor \"v\"", "KV is 2"});
-  expect_bad(gqa_file().add("v", "F32", {2, 4, 2, 7}), {"tensor \"v\"", "n is 5"});
+  expect_bad_op(mla_file().add("q_rope", "F32", {2, 5, 3, 2}),
+                {"tensor \"q_rope\"", "[B,n,H,d_r] is [2,5,3,2]", "H is 2 in \"q_nope\""});
+  expect_bad_op(mla_file().add("c", "F32", {1, 5, 4}), {"tensor \"c\"", "B is 2"});
+  expect_bad_op(mla_file().add("c", "F32", {2, 6, 4}), {"tensor \"c\"", "n is 5"});
+  expect_bad_op(mla_file().add("k_rope", "F32", {2, 5, 3}), {"tensor \"k_rope\"", "d_r is 2"});
+  expect_bad_op(mla_file().add("w_uk", "F32", {3, 3, 4}), {"tensor \"w_uk\"", "H is 2"});
+  expect_bad_op(mla_file().add("w_uk", "F32", {2, 4, 4}), {"tensor \"w_uk\"", "d_n is 3"});
+  expect_bad_op(mla_file().add("w_uk", "F32", {2, 3, 5}), {"tensor \"w_uk\"", "d_c is 4"});
+  expect_bad_op(mla_file().add("w_uv", "F32", {2, 6, 5}), {"tensor \"w_uv\"", "d_c is 4"});
+  expect_bad_op(gqa_file().add("k", "F32", {2, 5, 2, 4}), {"tensor \"k\"", "d is 3"});
+  expect_bad_op(gqa_file().add("v", "F32", {2, 5, 4, 7}), {"tensor \"v\"", "KV is 2"});
+  expect_bad_op(gqa_file().add("v", "F32", {2, 4, 2, 7}), {"tensor \"v\"", "n is 5"});
 }
 
 TEST(OpInput, EveryShapeMustHaveItsRank) {
-  expect_bad(mla_file().add("c", "F32", {2, 5, 1, 4}), {"tensor \"c\": shape must be [B,n,d_c]"});
-  expect_bad(mla_file().add("q_nope", "F32", {5, 2, 3}), {"must be [B,n,H,d_n], not [5,2,3]"});
-  expect_bad(gqa_file().add("v", "F32", {}), {"tensor \"v\": shape must be [B,n,KV,d_v], not []"});
+  expect_bad_op(mla_file().add("c", "F32", {2, 5, 1, 4}),
+                {"tensor \"c\": shape must be [B,n,d_c]"});
+  expect_bad_op(mla_file().add("q_nope", "F32", {5, 2, 3}), {"must be [B,n,H,d_n], not [5,2,3]"});
+  expect_bad_op(gqa_file().add("v", "F32", {}),
+                {"tensor \"v\": shape must be [B,n,KV,d_v], not []"});
 }
 
 TEST(OpInput, NoDimensionMayBeZero) {
-  expect_bad(mla_file(0), {"B must be at least 1"});
+  expect_bad_op(mla_file(0), {"B must be at least 1"});
   FileBuilder empty;
   empty.add("q", "F32", {1, 0, 2, 3}).add("k", "F32", {1, 0, 2, 3}).add("v", "F32", {1, 0, 2, 3});
-  expect_bad(empty, {"n must be at least 1"});
-  expect_bad(mla_file().add("w_uv", "F32", {2, 0, 4}), {"\"w_uv\"", "d_v must be at least 1"});
+  expect_bad_op(empty, {"n must be at least 1"});
+  expect_bad_op(mla_file().add("w_uv", "F32", {2, 0, 4}), {"\"w_uv\"", "d_v must be at least 1"});
   FileBuilder headless;
   headless.add("q", "F32", {1, 2, 0, 3})
       .add("k", "F32", {1, 2, 1, 3})
       .add("v", "F32", {1, 2, 1, 3});
-  expect_bad(headless, {"H must be at least 1"});
-  expect_bad(gqa_file().add("k", "F32", {2, 5, 0, 3}).add("v", "F32", {2, 5, 0, 7}),
-             {"\"k\"", "KV must be at least 1"});
+  expect_bad_op(headless, {"H must be at least 1"});
+  expect_bad_op(gqa_file().add("k", "F32", {2, 5, 0, 3}).add("v", "F32", {2, 5, 0, 7}),
+                {"\"k\"", "KV must be at least 1"});
 }
 
 TEST(OpInput, HeadsMustBeAMultipleOfKvHeads) {
   FileBuilder file;
   file.add("q", "F32", {1, 2, 5, 3}).add("k", "F32", {1, 2, 2, 3}).add("v", "F32", {1, 2, 2, 3});
-  expect_bad(file, {"5 query heads are not a multiple of 2 KV heads"});
+  expect_bad_op(file, {"5 query heads are not a multiple of 2 KV heads"});
 }
 
 TEST(OpInput, ReadsPackedDocuments) {
@@ -266,27 +258,27 @@ TEST(OpInput, PackedDocumentsMustCoverTheSequenceInOrder) {
     return mla_file(1).add("cu_seqlens", "I32", {static_cast<std::int64_t>(starts.size())}, starts);
   };
   EXPECT_NO_THROW(op_parse(documents({0, 5})));
-  expect_bad(documents({1, 5}), {"cu_seqlens", "must start with 0"});
-  expect_bad(documents({0, 4}), {"cu_seqlens", "must end with n = 5, not 4"});
-  expect_bad(documents({0, 6}), {"cu_seqlens", "must end with n = 5, not 6"});
-  expect_bad(documents({0, 2, 2, 5}), {"cu_seqlens", "strictly increasing"});
-  expect_bad(documents({0, 3, 2, 5}), {"cu_seqlens", "strictly increasing"});
-  expect_bad(documents({0, 9, 5}), {"cu_seqlens", "strictly increasing"});
-  expect_bad(documents({0, -2147483648.0, 5}), {"cu_seqlens", "strictly increasing"});
-  expect_bad(documents({0}), {"cu_seqlens", "[D+1]", "[1]"});
-  expect_bad(documents({}), {"cu_seqlens", "[D+1]", "[0]"});
-  expect_bad(mla_file(1).add("cu_seqlens", "I32", {1, 2}, {0, 5}), {"[D+1]", "[1,2]"});
-  expect_bad(mla_file(1).add("cu_seqlens", "I32", {}, {0}), {"[D+1]", "[]"});
-  expect_bad(mla_file(1).add("cu_seqlens", "I64", {2}, {0, 5}), {"dtype must be I32, not I64"});
+  expect_bad_op(documents({1, 5}), {"cu_seqlens", "must start with 0"});
+  expect_bad_op(documents({0, 4}), {"cu_seqlens", "must end with n = 5, not 4"});
+  expect_bad_op(documents({0, 6}), {"cu_seqlens", "must end with n = 5, not 6"});
+  expect_bad_op(documents({0, 2, 2, 5}), {"cu_seqlens", "strictly increasing"});
+  expect_bad_op(documents({0, 3, 2, 5}), {"cu_seqlens", "strictly increasing"});
+  expect_bad_op(documents({0, 9, 5}), {"cu_seqlens", "strictly increasing"});
+  expect_bad_op(documents({0, -2147483648.0, 5}), {"cu_seqlens", "strictly increasing"});
+  expect_bad_op(documents({0}), {"cu_seqlens", "[D+1]", "[1]"});
+  expect_bad_op(documents({}), {"cu_seqlens", "[D+1]", "[0]"});
+  expect_bad_op(mla_file(1).add("cu_seqlens", "I32", {1, 2}, {0, 5}), {"[D+1]", "[1,2]"});
+  expect_bad_op(mla_file(1).add("cu_seqlens", "I32", {}, {0}), {"[D+1]", "[]"});
+  expect_bad_op(mla_file(1).add("cu_seqlens", "I64", {2}, {0, 5}), {"dtype must be I32, not I64"});
 }
 
 TEST(OpInput, PackedDocumentsExcludeBatchesPrefillAndPromptSummaries) {
   const auto documents = [](std::int64_t batch) {
     return gqa_file(batch).add("cu_seqlens", "I32", {2}, {0, 5});
   };
-  expect_bad(documents(2), {"cu_seqlens", "B = 1, not 2"});
-  expect_bad(documents(1).settings(R"({"prefill":[5]})"), {"cu_seqlens", "prefill"});
-  expect_bad(documents(1).settings(R"({"summary":"prompt"})"), {"cu_seqlens", "summary prompt"});
+  expect_bad_op(documents(2), {"cu_seqlens", "B = 1, not 2"});
+  expect_bad_op(documents(1).settings(R"({"prefill":[5]})"), {"cu_seqlens", "prefill"});
+  expect_bad_op(documents(1).settings(R"({"summary":"prompt"})"), {"cu_seqlens", "summary prompt"});
   const std::vector<SettingOverride> paper = {{"preset", "paper"}};
   expect_error([&] { op_parse(documents(1), paper); }, {"cu_seqlens", "summary prompt"});
 }
