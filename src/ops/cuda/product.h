@@ -10,7 +10,7 @@
 
 namespace lca::cuda {
 
-/// A product C = A·B or A·Bᵀ, row-major, of bf16 with float32 sums; `batch` of them at strides.
+/// A product C = α·A·B or α·A·Bᵀ, row-major, of bf16 with float32 sums; `batch` of them at strides.
 struct Product {
   const bf16* a = nullptr;  ///< [rows][inner], row stride a_stride
   const bf16* b = nullptr;  ///< b_transposed: [columns][inner]; else [inner][columns]
@@ -20,6 +20,7 @@ struct Product {
   bool b_transposed = true;
   bool c_float = false;
   bool accumulate = false;  ///< C += …
+  float alpha = 1;
   int batch = 1;
   std::int64_t a_batch = 0, b_batch = 0, c_batch = 0;  ///< elements between products
 };
