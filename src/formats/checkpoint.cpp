@@ -7,6 +7,7 @@
 #include "formats/gguf/gguf.h"
 #include "formats/gguf/gguf_names.h"
 #include "formats/model_path.h"
+#include "formats/published.h"
 #include "formats/safetensors_set.h"
 #include "formats/tokenizer/tokenizer_load.h"
 
@@ -218,6 +219,14 @@ Checkpoint Checkpoint::open(const fs::path& path, FileAccess access) {
   return Checkpoint(std::move(state));
 }
 
+Checkpoint Checkpoint::published(std::string_view name) {
+  auto state = std::make_unique<State>();
+  state->kind = Kind::published;
+  state->config = published_config(name);
+  state->path = name;
+  return Checkpoint(std::move(state));
+}
+
 Checkpoint::Kind Checkpoint::kind() const { return state_->kind; }
 const fs::path& Checkpoint::path() const { return state_->path; }
 const ModelConfig& Checkpoint::config() const { return state_->config; }
@@ -228,6 +237,7 @@ bool Checkpoint::permuted_qk() const {
 }
 
 std::optional<StoredTensor> Checkpoint::find(std::string_view name) const {
+  if (state_->kind == Kind::published) return std::nullopt;
   if (state_->kind == Kind::gguf) return gguf_find(*state_->gguf, name);
   if (const SafetensorsSet::Member* member = state_->safetensors->find(name)) {
     return stored(*member);
@@ -236,10 +246,15 @@ std::optional<StoredTensor> Checkpoint::find(std::string_view name) const {
 }
 
 Tokenizer Checkpoint::tokenizer() const {
+  if (state_->kind == Kind::published) {
+    fail_not_found("{} with random weights has no tokenizer; give it token ids",
+                   state_->path.native());
+  }
   return state_->gguf ? tokenizer_from_gguf(*state_->gguf) : tokenizer_from_folder(state_->path);
 }
 
 std::string Checkpoint::chat_template() const {
+  if (state_->kind == Kind::published) return {};
   if (state_->kind == Kind::gguf) {
     const Gguf& gguf = *state_->gguf;
     return mapped_read([&] { return gguf.text("tokenizer.chat_template", ""); },

@@ -32,12 +32,14 @@ struct StoredTensor {
 /// An opened checkpoint. Tensors stay mapped, or in memory, as long as it lives.
 class Checkpoint {
  public:
-  enum class Kind : std::uint8_t { huggingface, gguf };
+  enum class Kind : std::uint8_t { huggingface, gguf, published };
 
   /// Opens a folder with config.json and safetensors (one file, or shards with
   /// model.safetensors.index.json), or a .gguf file (any part of a split one). Throws Error naming
   /// what is missing or wrong and what to do.
   static Checkpoint open(const std::filesystem::path& path, FileAccess access = FileAccess::map);
+  /// The configuration of a published model (published.h) without a file, tensors or tokenizer.
+  static Checkpoint published(std::string_view name);
 
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;

@@ -55,6 +55,7 @@ struct DeviceWeights {
   const float* norm = nullptr;
   DeviceLinear head;
   ExpertsShape experts;  ///< of the layers that have them
+  Buffer router_biases;  ///< of random weights alone
 };
 
 /// Bytes that the weights will take.
@@ -65,5 +66,10 @@ std::size_t device_weight_bytes(const ModelConfig& config, const DecoderWeights&
 DeviceWeights device_weights(Context& context, const ModelConfig& config,
                              const DecoderWeights& weights, const Queue& queue,
                              const std::function<void(double)>& progress);
+
+/// Random weights, made on the GPU. The first expert of each layer is chosen about `skew` times as
+/// often as the mean.
+DeviceWeights device_weights_random(const ModelConfig& config, std::uint64_t seed, double skew,
+                                    const Queue& queue);
 
 }  // namespace lca::cuda
