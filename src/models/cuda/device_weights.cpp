@@ -2,45 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
 #include "core/context_state.h"
+#include "core/cuda/pinned.h"
 #include "core/error.h"
 #include "core/pages.h"
 #include "ops/packed.h"
 
 namespace lca::cuda {
 namespace {
-
-/// Page-locked host memory, from which copies run beside the host's work.
-class PinnedBuffer {
- public:
-  explicit PinnedBuffer(std::size_t bytes) {
-    check(cudaMallocHost(&data_, bytes), "allocating page-locked memory");
-  }
-  ~PinnedBuffer() { cudaFreeHost(data_); }
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
-  bf16_bits* data() const { return static_cast<bf16_bits*>(data_); }
-
- private:
-  void* data_ = nullptr;
-};
-
-class CopyEvent {
- public:
-  CopyEvent() {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "creating an event");
-  }
-  ~CopyEvent() { cudaEventDestroy(event_); }
-  CopyEvent(const CopyEvent&) = delete;
-  CopyEvent& operator=(const CopyEvent&) = delete;
-  void record(cudaStream_t stream) const { check(cudaEventRecord(event_, stream), "an event"); }
-  void wait() const { check(cudaEventSynchronize(event_), "copying weights to the GPU"); }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
 
 /// Unpacks on the host's threads into one half of the staging memory while the other is copied.
 class WeightUpload {
@@ -51,7 +21,7 @@ class WeightUpload {
         queue_(queue),
         total_(total),
         progress_(progress),
-        staging_(2 * kPiece * sizeof(bf16_bits)) {}
+        half_values_(static_cast<bf16_bits*>(staging_.require(2 * kPiece * sizeof(bf16_bits)))) {}
 
   /// W + scale·B·A in bf16, row by row.
   void linear(const Linear& layer, bf16* to) { matrix(layer.weight, layer.lora, to); }
@@ -145,7 +115,7 @@ class WeightUpload {
   bf16_bits* next_half() {
     half_ = 1 - half_;
     copied_[half_].wait();
-    return staging_.data() + half_ * kPiece;
+    return half_values_ + half_ * kPiece;
   }
 
   void send(const bf16_bits* from, std::int64_t count, bf16* to) {
@@ -168,8 +138,9 @@ class WeightUpload {
   std::size_t total_;
   std::size_t done_ = 0;
   const std::function<void(double)>& progress_;
-  PinnedBuffer staging_;
-  CopyEvent copied_[2];
+  PinnedMemory staging_;
+  bf16_bits* half_values_;  // two pieces
+  Event copied_[2];
   int half_ = 0;
 };
 
