@@ -215,11 +215,15 @@ void sessions_forward(std::span<const Step> steps, const std::stop_token& stop) 
         }
         options.layer_by_layer = true;
       }
-      const auto count = static_cast<std::int64_t>(step.tokens.size());
+      if (step.prompt_left < 0 || (step.prompt_left > 0 && !step.prompt)) {
+        fail_input("step {} has {} more tokens of a prompt to come; 0 or more can, of a prompt", i,
+                   step.prompt_left);
+      }
+      const std::int64_t count = std::ssize(step.tokens) + step.prompt_left;
       state.rope_decide(count);
       parts.push_back({&state, step.tokens, step.prompt, sink_of(step.logits),
-                       step.wants_logits || step.logits,
-                       state.rope_length(state.length() + count)});
+                       step.wants_logits || step.logits, state.rope_length(state.length() + count),
+                       step.greedy});
     }
     step_run(parts, options);
   });
