@@ -1,6 +1,7 @@
 #pragma once
-/// What changes from step to step, in one piece of memory: written on the host, copied to the GPU
-/// at once. A captured step finds everything at the same addresses again.
+/// What changes from step to step, in one piece of memory: written on the host,
+/// copied to the GPU at once. A captured step finds everything at the same
+/// addresses again.
 
 #include <cstdint>
 
@@ -11,12 +12,13 @@ namespace lca::cuda {
 
 /// The arrays of a table, on the host or on the GPU.
 struct StepArrays {
-  std::int32_t* tokens = nullptr;     ///< [rows]
-  std::int32_t* positions = nullptr;  ///< [rows]
-  std::int32_t* rope = nullptr;       ///< [rows]: which list of steps
-  std::int32_t* single = nullptr;     ///< [sessions]: rows of the runs of one token
-  StepRow* sessions = nullptr;        ///< [sessions]
-  std::uint64_t* steps = nullptr;     ///< [steps]: RoPE's, where they depend on the length
+  std::int32_t *tokens = nullptr;    ///< [rows]
+  std::int32_t *positions = nullptr; ///< [rows]
+  std::int32_t *rope = nullptr;      ///< [rows]: which list of steps
+  std::int32_t *single = nullptr; ///< [sessions]: rows of the runs of one token
+  StepRow *sessions = nullptr;    ///< [sessions]
+  std::uint64_t *steps =
+      nullptr; ///< [steps]: RoPE's, where they depend on the length
 
   StepArrays() = default;
   StepArrays(DeviceCarver carver, std::int64_t rows, std::int64_t session_rows,
@@ -33,4 +35,4 @@ struct StepArrays {
   std::size_t bytes = 0;
 };
 
-}  // namespace lca::cuda
+} // namespace lca::cuda
