@@ -2,6 +2,7 @@
 
 #include "core/cuda/device_name.h"
 #include "core/error.h"
+#include "core/kernel_choice.h"
 #include "core/text.h"
 #include "ops/cpu/kernel_choice.h"
 
@@ -43,18 +44,13 @@ void WhereFlags::add(CLI::App& app, const std::string& fallback) {
 }
 
 void WhereFlags::apply() const {
-  if (device_is_cuda(device)) {
-    device_ordinal(device);
-    fail_incompatible(
-        "--device {}: whole models do not run on the GPU yet, only attention layers (lca op, lca "
-        "bench attention); use --device cpu",
-        text_printable(device.text));
-  }
+  if (device_is_cuda(device)) device_ordinal(device);
   switch (kernels_parse(kernels)) {
     case Kernels::fast:
       break;
     case Kernels::portable:
       cpu_kernels_portable();
+      cuda::kernels_portable();
       break;
     case Kernels::reference:
       fail_incompatible(

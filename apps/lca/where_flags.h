@@ -16,7 +16,7 @@ struct WhereFlags {
 
   /// `fallback` is the default of `--device`.
   void add(CLI::App& app, const std::string& fallback);
-  /// Throws Error naming the flag that is wrong. Applies `--kernels portable` to the CPU.
+  /// Throws Error naming the flag that is wrong. Applies `--kernels portable`.
   void apply() const;
 };
 

@@ -145,6 +145,11 @@ struct Step {
   LogitsSink logits = {};
   /// False where more of the prompt follows and this chunk's logits are not needed.
   bool wants_logits = true;
+  /// Tokens of the same prompt that later steps bring; some kinds of RoPE depend on all of it.
+  std::int64_t prompt_left = 0;
+  /// Receives the likeliest next token (the lowest id on ties, −1 where a logit is NaN) in place
+  /// of logits, which then need not leave the device; `Session::logits` is unknown afterwards.
+  std::int32_t* greedy = nullptr;
 };
 
 /// One step of several sessions, which share a model and a context: any mix of prompt chunks and

@@ -1,6 +1,7 @@
 #include "engine/sampler.h"
 
 #include "core/error.h"
+#include "ops/likeliest.h"
 
 #include <algorithm>
 #include <cmath>
@@ -36,15 +37,6 @@ void check_count(const char* name, std::int64_t value) {
   if (value < 0) fail_input("{} must be 0 or more, not {}", name, value);
 }
 
-/// The likeliest token; of several the lowest id.
-std::int32_t best_of(std::span<const float> scores) {
-  std::size_t best = 0;
-  for (std::size_t i = 1; i < scores.size(); ++i) {
-    if (scores[i] > scores[best]) best = i;
-  }
-  return static_cast<std::int32_t>(best);
-}
-
 }  // namespace
 
 void Sampling::validate() const {
@@ -64,12 +56,9 @@ std::int32_t Sampler::pick(std::span<const float> logits, std::span<const std::i
   if (logits.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     fail_internal("the model produced more logits than there are token ids");
   }
-  bool has_nan = false;
-  for (const float logit : logits) has_nan |= std::isnan(logit);
-  if (has_nan) fail_internal("the model produced NaN");
-
   const std::span<const float> scores = penalise(logits, history);
-  const std::int32_t best = best_of(scores);
+  const std::int32_t best = likeliest_token(scores);
+  if (best < 0) fail_internal("the model produced NaN");
   const float best_score = scores[static_cast<std::size_t>(best)];
   if (sampling_.temperature == 0 || best_score == -kInfinity) return best;
   collect(scores, best_score);

@@ -15,13 +15,9 @@
 namespace lca {
 namespace {
 
-/// Long enough for products to run at full rate, short enough to stay in cache and to keep the
-/// feed-forward's activations small.
-constexpr std::int64_t kTunedChunk = 1024;
-
-std::int64_t chunk_rows(const SessionOptions& options) {
+std::int64_t chunk_rows(const Model& model, const SessionOptions& options) {
   if (options.chunk < 0) fail_input("chunk must be 0 or more, not {}", options.chunk);
-  return options.chunk == 0 ? kTunedChunk : options.chunk;
+  return options.chunk == 0 ? model.state().backend->chunk_rows() : options.chunk;
 }
 
 const LogitsSink* sink_of(const LogitsSink& sink) { return sink ? &sink : nullptr; }
@@ -109,7 +105,7 @@ Session::Session(std::shared_ptr<const Model> model, Context& context,
   guarded([&] {
     state_ = std::make_unique<State>();
     state_->settings = settings_per_layer(*model, options);
-    state_->chunk = chunk_rows(options);
+    state_->chunk = chunk_rows(*model, options);
     state_->most_marks = options.marks;
     state_->layer_by_layer = waits_for_prompt(state_->settings);
     state_->entry_positions = std::ranges::any_of(state_->settings, [](const Settings& layer) {
@@ -215,11 +211,15 @@ void sessions_forward(std::span<const Step> steps, const std::stop_token& stop) 
         }
         options.layer_by_layer = true;
       }
-      const auto count = static_cast<std::int64_t>(step.tokens.size());
+      if (step.prompt_left < 0 || (step.prompt_left > 0 && !step.prompt)) {
+        fail_input("step {} has {} more tokens of a prompt to come; 0 or more can, of a prompt", i,
+                   step.prompt_left);
+      }
+      const std::int64_t count = std::ssize(step.tokens) + step.prompt_left;
       state.rope_decide(count);
       parts.push_back({&state, step.tokens, step.prompt, sink_of(step.logits),
-                       step.wants_logits || step.logits,
-                       state.rope_length(state.length() + count)});
+                       step.wants_logits || step.logits, state.rope_length(state.length() + count),
+                       step.greedy});
     }
     step_run(parts, options);
   });
@@ -270,7 +270,7 @@ Memory Session::memory() const {
 Memory session_memory(const Model& model, const SessionOptions& options, std::int64_t length,
                       int threads) {
   const std::vector<Settings> settings = settings_per_layer(model, options);
-  const std::int64_t chunk = std::min(chunk_rows(options), length);
+  const std::int64_t chunk = std::min(chunk_rows(model, options), length);
   Memory memory;
   std::size_t attention = 0;
   for (const Settings& layer : settings) {

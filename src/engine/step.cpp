@@ -46,6 +46,9 @@ class CacheStep {
   bool committed_ = false;
 };
 
+/// Whether the session keeps the logits of its last token.
+bool keeps_logits(const StepPart& part) { return part.wants_logits && part.greedy == nullptr; }
+
 /// Allocates what the commit fills, since the commit must not fail.
 void reserve(const StepPart& part) {
   Session::State& state = *part.session;
@@ -53,7 +56,7 @@ void reserve(const StepPart& part) {
   if (tokens > state.tokens.capacity()) {
     state.tokens.reserve(std::max(tokens, 2 * state.tokens.capacity()));
   }
-  if (part.wants_logits) {
+  if (keeps_logits(part)) {
     state.logits.reserve(static_cast<std::size_t>(state.model->info().vocabulary));
   }
 }
@@ -62,6 +65,8 @@ void reserve(const StepPart& part) {
 struct StepScratch {
   std::vector<SequenceRun> runs;
   std::vector<RowRange> ranges;
+  std::vector<RowRange> greedy_ranges;
+  std::vector<std::int32_t> greedy;
 };
 
 StepScratch& step_scratch() {
@@ -120,11 +125,18 @@ void step_run(std::span<const StepPart> parts, const StepOptions& options) {
   }
   // The last rows of all sessions without a logits sink, in one product.
   scratch.ranges.clear();
+  scratch.greedy_ranges.clear();
   std::int64_t row = 0;
   for (const StepPart& part : parts) {
     row += static_cast<std::int64_t>(part.tokens.size());
-    if (part.wants_logits && part.logits == nullptr) scratch.ranges.push_back({row - 1, 1});
+    if (part.greedy != nullptr) {
+      scratch.greedy_ranges.push_back({row - 1, 1});
+    } else if (part.wants_logits && part.logits == nullptr) {
+      scratch.ranges.push_back({row - 1, 1});
+    }
   }
+  scratch.greedy.resize(scratch.greedy_ranges.size());
+  if (!scratch.greedy.empty()) stages.picks(scratch.greedy_ranges, scratch.greedy);
   // Sinks are called before anything is committed: if they throw, the sessions must be unchanged.
   row = 0;
   const std::int64_t vocabulary = lead.model->info().vocabulary;
@@ -133,7 +145,7 @@ void step_run(std::span<const StepPart> parts, const StepOptions& options) {
   for (const StepPart& part : parts) {
     if (part.logits != nullptr) {
       const float* last = emit(stages, part, row);
-      emitted.insert(emitted.end(), last, last + vocabulary);
+      if (keeps_logits(part)) emitted.insert(emitted.end(), last, last + vocabulary);
     }
     row += static_cast<std::int64_t>(part.tokens.size());
   }
@@ -143,18 +155,20 @@ void step_run(std::span<const StepPart> parts, const StepOptions& options) {
 
   caches.commit();
   const float* next_emitted = emitted.data();
+  const std::int32_t* next_greedy = scratch.greedy.data();
   for (const StepPart& part : parts) {
     Session::State& state = *part.session;
     state.tokens.insert(state.tokens.end(), part.tokens.begin(), part.tokens.end());
     if (part.prompt) state.prompt_end = state.length();
-    if (part.logits != nullptr) {
+    if (part.greedy != nullptr) *part.greedy = *next_greedy++;
+    if (!keeps_logits(part)) {
+      state.logits.clear();  // stale: they belong to an earlier token
+    } else if (part.logits != nullptr) {
       keep_logits(part, next_emitted);
       next_emitted += vocabulary;
-    } else if (part.wants_logits) {
+    } else {
       keep_logits(part, rows);
       rows += vocabulary;
-    } else {
-      state.logits.clear();  // stale: they belong to an earlier token
     }
   }
 }

@@ -18,6 +18,7 @@ struct StepPart {
   const LogitsSink* logits = nullptr;  ///< null: none
   bool wants_logits = true;
   std::int64_t rope_length = 0;
+  std::int32_t* greedy = nullptr;  ///< receives the likeliest token in place of logits
 };
 
 struct StepOptions {

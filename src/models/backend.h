@@ -29,6 +29,10 @@ class ModelBackend {
   virtual void trim(Context& context) const = 0;
   /// Maximum bytes of activations of a step of `rows` tokens.
   virtual std::size_t activation_bytes(std::int64_t rows) const = 0;
+  /// Tokens of a prompt that pass the model together, unless the session says otherwise.
+  virtual std::int64_t chunk_rows() const = 0;
+  /// Bytes of the weights where they are not used as they lie in the checkpoint; else 0.
+  virtual std::size_t weight_bytes() const { return 0; }
 };
 
 }  // namespace lca

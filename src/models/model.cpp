@@ -2,11 +2,13 @@
 
 #include <utility>
 
+#include "core/cuda/device_name.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/text.h"
 #include "models/arrange.h"
 #include "models/cpu/cpu_backend.h"
+#include "models/cuda/cuda_backend.h"
 #include "models/model_state.h"
 #include "models/weight_packing.h"
 #include "ops/matmul.h"
@@ -35,12 +37,23 @@ ModelInfo model_info(const Model::State& state, WeightPacking packing) {
   return info;
 }
 
-/// The device that `text` names; throws Error if it does not exist or cannot run models.
-std::string device_resolve(const std::string& text) {
-  if (text == "cpu" || text == "auto") return "cpu";
+constexpr int kCpu = -1;
+
+/// The GPU that `text` names, or kCpu; throws Error if it does not exist or cannot run models of
+/// this precision.
+int device_resolve(const std::string& text, Precision precision) {
+  if (text == "cpu") return kCpu;
+  if (text == "auto") {
+    const bool usable =
+        precision != Precision::f32 && cuda::device_count() > 0 && cuda::device_missing(0).empty();
+    return usable ? 0 : kCpu;
+  }
   if (text == "cuda" || text.starts_with("cuda:")) {
-    fail_incompatible("device {}: whole models run on the CPU only, for now; use cpu",
-                      text_printable(text));
+    if (precision == Precision::f32) {
+      fail_incompatible("device {}: the GPU computes in bf16; use the CPU for f32",
+                        text_printable(text));
+    }
+    return cuda::device_parse(text);
   }
   fail_input("device must be cpu, cuda, cuda:N or auto, not \"{}\"", text_printable(text));
 }
@@ -52,7 +65,7 @@ std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
 }
 
 std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) {
-  const std::string device = device_resolve(options.device);
+  const int gpu = device_resolve(options.device, options.precision);
   auto state = std::make_unique<State>(Checkpoint::open(options.path, options.access));
   state->access = options.access;
   const std::int64_t layers = state->config().layers;
@@ -61,11 +74,11 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
   }
   Context context(options.threads);
 
-  const bool narrow = options.precision == Precision::bf16 ||
+  const bool narrow = gpu != kCpu || options.precision == Precision::bf16 ||
                       (options.precision == Precision::automatic && product_bf16_is_native());
   state->product = narrow ? ProductType::bf16 : ProductType::f32;
   state->cache_dtype = narrow ? DType::bf16 : DType::f32;
-  // Two passes over the weights where they are arranged for decoding, else one.
+  // Two passes over the weights where they are arranged for decoding or copied, else one.
   const auto part = [&](double from, double share) -> std::function<void(double)> {
     if (!options.progress) return {};
     return [&options, from, share](double done) { options.progress(from + share * done); };
@@ -76,8 +89,11 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
         state->weights =
             decoder_weights(context, state->checkpoint, state->adapter ? &*state->adapter : nullptr,
                             state->cache_dtype, options.weights, part(0, share));
-        if (narrow)
+        if (gpu != kCpu) {
+          state->backend = cuda_backend(*state, gpu, context, part(share, 1 - share));
+        } else if (narrow) {
           weights_arrange(context, state->weights, state->checkpoint, part(share, 1 - share));
+        }
       },
       [&] { state->require_intact(); });
   bool trained = false;
@@ -91,9 +107,12 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
     state->settings.assign(static_cast<std::size_t>(layers), settings_preset("training-free"));
   }
   state->info = model_info(*state, options.weights);
-  state->info.device = device;
+  state->info.device = gpu == kCpu ? "cpu" : fmt::format("cuda:{}", gpu);
   state->info.trained = trained;
-  state->backend = cpu_backend(*state);
+  if (gpu == kCpu) state->backend = cpu_backend(*state);
+  if (const std::size_t bytes = state->backend->weight_bytes(); bytes > 0) {
+    state->info.weight_bytes = bytes;
+  }
   return std::shared_ptr<const Model>(new Model(std::move(state)));
 }
 

@@ -2,7 +2,7 @@
 /// The interface between the layer program (decoder.h) and the devices that run it. A step runs
 /// tokens of one or more sequences through the model; each stage is a coarse piece of one layer,
 /// inside which a device may fuse freely. The stages of a step are called in the order of the
-/// program; results are complete when `logits` returns.
+/// program; results are complete when `logits` or `picks` returns.
 
 #include <cstddef>
 #include <cstdint>
@@ -47,6 +47,12 @@ class Stages {
   /// Final norm and head of the rows of all ranges: [rows, vocabulary] in host memory, valid until
   /// the next call. Each range counts as a run of its own.
   virtual const float* logits(std::span<const RowRange> ranges) = 0;
+  /// The same without the logits: the likeliest token of each row, the lowest id on ties, −1 where
+  /// a logit is NaN. `out` has one place per row. In a step it is called before `logits`. Here it
+  /// is made from `logits` on the host; a device saves the transfer.
+  virtual void picks(std::span<const RowRange> ranges, std::span<std::int32_t> out);
+  /// Width of a row of logits.
+  virtual std::int64_t vocabulary() const = 0;
 };
 
 }  // namespace lca

@@ -335,6 +335,7 @@ class FakeStages final : public Stages {
   void attend(std::size_t layer, RowRange) override { call(layer); }
   void feed_forward(std::size_t layer, RowRange) override { call(layer); }
   const float* logits(std::span<const RowRange>) override { return nullptr; }
+  std::int64_t vocabulary() const override { return 0; }
 
   std::size_t last = 0;
 

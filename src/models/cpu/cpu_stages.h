@@ -23,6 +23,7 @@ class CpuStages final : public Stages {
   void attend(std::size_t layer, RowRange rows) override;
   void feed_forward(std::size_t layer, RowRange rows) override;
   const float* logits(std::span<const RowRange> ranges) override;
+  std::int64_t vocabulary() const override { return config().vocabulary; }
 
  private:
   const ModelConfig& config() const { return model_.config(); }

@@ -1,52 +1,19 @@
 #include "models/cuda/device_weights.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <numbers>
-#include <optional>
 
 #include "core/context_state.h"
+#include "core/cuda/pinned.h"
 #include "core/error.h"
 #include "core/pages.h"
-#include "models/weight_shapes.h"
-#include "ops/cuda/random.h"
 #include "ops/packed.h"
 
 namespace lca::cuda {
 namespace {
 
-/// Page-locked host memory, from which copies run beside the host's work.
-class PinnedBuffer {
- public:
-  explicit PinnedBuffer(std::size_t bytes) {
-    check(cudaMallocHost(&data_, bytes), "allocating page-locked memory");
-  }
-  ~PinnedBuffer() { cudaFreeHost(data_); }
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
-  bf16_bits* data() const { return static_cast<bf16_bits*>(data_); }
-
- private:
-  void* data_ = nullptr;
-};
-
-class CopyEvent {
- public:
-  CopyEvent() {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "creating an event");
-  }
-  ~CopyEvent() { cudaEventDestroy(event_); }
-  CopyEvent(const CopyEvent&) = delete;
-  CopyEvent& operator=(const CopyEvent&) = delete;
-  void record(cudaStream_t stream) const { check(cudaEventRecord(event_, stream), "an event"); }
-  void wait() const { check(cudaEventSynchronize(event_), "copying weights to the GPU"); }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-/// Unpacks on the host's threads into one half of the staging memory while the other is copied.
+/// Unpacks on the host's threads into one half of the staging memory while the
+/// other is copied.
 class WeightUpload {
  public:
   WeightUpload(Context& context, const Queue& queue, std::size_t total,
@@ -55,7 +22,7 @@ class WeightUpload {
         queue_(queue),
         total_(total),
         progress_(progress),
-        staging_(2 * kPiece * sizeof(bf16_bits)) {}
+        half_values_(static_cast<bf16_bits*>(staging_.require(2 * kPiece * sizeof(bf16_bits)))) {}
 
   /// W + scale·B·A in bf16, row by row.
   void linear(const Linear& layer, bf16* to) { matrix(layer.weight, layer.lora, to); }
@@ -149,7 +116,7 @@ class WeightUpload {
   bf16_bits* next_half() {
     half_ = 1 - half_;
     copied_[half_].wait();
-    return staging_.data() + half_ * kPiece;
+    return half_values_ + half_ * kPiece;
   }
 
   void send(const bf16_bits* from, std::int64_t count, bf16* to) {
@@ -172,12 +139,14 @@ class WeightUpload {
   std::size_t total_;
   std::size_t done_ = 0;
   const std::function<void(double)>& progress_;
-  PinnedBuffer staging_;
-  CopyEvent copied_[2];
+  PinnedMemory staging_;
+  bf16_bits* half_values_;  // two pieces
+  Event copied_[2];
   int half_ = 0;
 };
 
-/// Lays the weights out and, where there is an upload, fills them. The same code counts and copies.
+/// Lays the weights out and, where there is an upload, fills them. The same
+/// code counts and copies.
 class WeightLayout {
  public:
   WeightLayout(const ModelConfig& config, const DecoderWeights& host, void* memory,
@@ -362,74 +331,12 @@ DeviceWeights device_weights(Context& context, const ModelConfig& config,
   return made;
 }
 
-namespace {
-
-/// What transformers initialises matrices with.
-constexpr float kRandomDeviation = 0.02F;
-
-/// The quantile of the standard normal distribution, by bisection.
-double normal_quantile(double share) {
-  double low = -10, high = 10;
-  for (int i = 0; i < 60; ++i) {
-    const double middle = (low + high) / 2;
-    (0.5 * std::erfc(-middle / std::numbers::sqrt2) < share ? low : high) = middle;
-  }
-  return low;
-}
-
-/// What the first expert's logit needs in addition, so that `skew` times as many rows choose it:
-/// logits of normed rows are about normal with a deviation of 0.02 √hidden.
-double skew_bias(const ModelConfig& config, double skew) {
-  const double chosen =
-      static_cast<double>(config.experts.per_token) / static_cast<double>(config.experts.count);
-  const double more = std::min(chosen * skew, 0.999);
-  const double deviation = kRandomDeviation * std::sqrt(static_cast<double>(config.hidden));
-  return deviation * (normal_quantile(1 - chosen) - normal_quantile(1 - more));
-}
-
-}  // namespace
-
-DeviceWeights device_weights_random(const ModelConfig& config, std::uint64_t seed, double skew,
-                                    const Queue& queue) {
-  const DecoderWeights shapes = weight_shapes(config);
+DeviceWeights device_weights_places(const ModelConfig& config, const DecoderWeights& shapes) {
   const std::size_t total = device_weight_bytes(config, shapes);
   memory_require(static_cast<double>(total), "the model in bf16");
   Buffer memory(total);
-  DeviceWeights made = WeightLayout(config, shapes, memory.as<void>(), nullptr, queue).make();
+  DeviceWeights made = WeightLayout(config, shapes, memory.as<void>(), nullptr, {}).make();
   made.memory = std::move(memory);
-  // Matrices are most of it; the vectors between them are overwritten.
-  random_fill(made.memory.as<bf16>(), static_cast<std::int64_t>(total / sizeof(bf16)),
-              kRandomDeviation, seed, queue);
-  const auto norm = [&](const float* weight, std::int64_t count) {
-    if (weight != nullptr) value_fill(const_cast<float*>(weight), count, 1, queue);
-  };
-  const auto no_bias = [&](const DeviceLinear& layer) {
-    if (layer.bias != nullptr) value_fill(const_cast<float*>(layer.bias), layer.out, 0, queue);
-  };
-  const std::int64_t experts = config.experts.count;
-  if (experts > 0 && skew != 1) {
-    made.router_biases = Buffer(static_cast<std::size_t>(experts) * sizeof(float));
-    value_fill(made.router_biases.as<float>(), experts, 0, queue);
-    value_fill(made.router_biases.as<float>(), 1, static_cast<float>(skew_bias(config, skew)),
-               queue);
-  }
-  for (DeviceLayer& layer : made.layers) {
-    norm(layer.attention_norm, config.hidden);
-    norm(layer.q_a_norm, config.query_latent);
-    norm(layer.kv_a_norm, config.attention.d_latent);
-    norm(layer.feed_forward_norm, config.hidden);
-    for (const DeviceLinear* part : {&layer.first, &layer.q_b, &layer.o,
-                                     &layer.feed_forward.gate_up, &layer.feed_forward.down}) {
-      no_bias(*part);
-    }
-    if (!layer.has_experts()) continue;
-    random_fill(const_cast<float*>(layer.experts.router), experts * config.hidden, kRandomDeviation,
-                ++seed, queue);
-    if (skew != 1) layer.experts.router_bias = made.router_biases.as<float>();
-  }
-  norm(made.norm, config.hidden);
-  no_bias(made.head);
-  check(cudaStreamSynchronize(queue), "making random weights");
   return made;
 }
 

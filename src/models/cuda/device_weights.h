@@ -1,6 +1,6 @@
 #pragma once
-/// A decoder's weights on the GPU: matrices in bf16, an adapter added in float32 before they are
-/// rounded; norms, biases and routers in float32.
+/// A decoder's weights on the GPU: matrices in bf16, an adapter added in
+/// float32 before they are rounded; norms, biases and routers in float32.
 
 #include <lca/context.h>
 
@@ -17,7 +17,8 @@
 
 namespace lca::cuda {
 
-/// A linear layer; several that read the same rows are one, output after output.
+/// A linear layer; several that read the same rows are one, output after
+/// output.
 struct DeviceLinear {
   const bf16* weight = nullptr;  ///< [out][in]
   const float* bias = nullptr;   ///< [out], or null
@@ -42,7 +43,8 @@ struct DeviceLayer {
   const bf16* w_uv = nullptr;  ///< MLA [H][d_v][d_c]
   DeviceLinear o;
   const float* feed_forward_norm = nullptr;
-  DeviceFeedForward feed_forward;  ///< dense layers; shared experts that `experts` does not hold
+  DeviceFeedForward feed_forward;  ///< dense layers; shared experts that
+                                   ///< `experts` does not hold
   ExpertsWeights experts;
 
   bool has_experts() const { return experts.router != nullptr; }
@@ -61,15 +63,13 @@ struct DeviceWeights {
 /// Bytes that the weights will take.
 std::size_t device_weight_bytes(const ModelConfig& config, const DecoderWeights& weights);
 
-/// Copies the weights to the current GPU. Throws Error (out of memory) in one line where they do
-/// not fit. `progress` receives 0 … 1 and may throw.
+/// Copies the weights to the current GPU. Throws Error (out of memory) in one
+/// line where they do not fit. `progress` receives 0 … 1 and may throw.
 DeviceWeights device_weights(Context& context, const ModelConfig& config,
                              const DecoderWeights& weights, const Queue& queue,
                              const std::function<void(double)>& progress);
 
-/// Random weights, made on the GPU. The first expert of each layer is chosen about `skew` times as
-/// often as the mean.
-DeviceWeights device_weights_random(const ModelConfig& config, std::uint64_t seed, double skew,
-                                    const Queue& queue);
+/// The same without their values: places in memory of the current GPU.
+DeviceWeights device_weights_places(const ModelConfig& config, const DecoderWeights& shapes);
 
 }  // namespace lca::cuda
