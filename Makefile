@@ -55,8 +55,6 @@ format: ## format every source in place
 
 lint: ## check format and clang-tidy; slow
 	@scripts/setup.sh lint
-	@mkdir -p build
-	@$(call configure,release)
 	@scripts/lint.sh
 
 fuzz: ## fuzz each target for FUZZ_SECONDS=300

@@ -41,12 +41,6 @@ if(LCA_FUZZ)
   add_compile_definitions(HWY_COMPILE_ONLY_STATIC)
 endif()
 
-# Several files at once: where little is optimised, headers and templates take most of the time.
-function(lca_compile_in_batches target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-  target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>")
-endfunction()
-
 # Warnings, and the two freedoms the compiler may take with floating point. Nothing that changes a
 # result (no -ffast-math), nothing that ties the binary to this machine (no -march).
 function(lca_compile target)
@@ -57,9 +51,11 @@ function(lca_compile target)
     "$<$<CXX_COMPILER_ID:GNU>:-Wno-psabi;-Wno-restrict>"
     $<$<BOOL:${LCA_WERROR}>:-Werror>)
   target_link_options(${target} PRIVATE -Wl,--as-needed)
-  if(lca_sanitize)
-    # The other presets compile each file alone, so that none leans on another's includes.
-    lca_compile_in_batches(${target})
+  if(LCA_UNITY)
+    # Several files at once: headers and templates take most of the time. `make lint` and the preset
+    # debug take each file alone, so that none leans on another's includes.
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>")
   endif()
   get_target_property(type ${target} TYPE)
   if(lca_sanitize AND type STREQUAL "EXECUTABLE")

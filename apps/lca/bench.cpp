@@ -24,7 +24,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kExplanation =
+constexpr const char* kBenchExplanation =
     "Prefill reads a whole prompt into an empty cache: condensing, rebuilding keys and values, "
     "and\n"
     "attention. GFLOP/s count visible pairs only; gemm is oneDNN's float32 product of 2048³ with\n"
@@ -37,7 +37,7 @@ constexpr const char* kExplanation =
     "  lca bench attention --shape smollm2 --lengths 8K --methods lca,window --group 32\n"
     "  lca bench attention --backend cuda --lengths 8K,128K,1M --batch 1,32";
 
-struct Flags {
+struct BenchFlags {
   CommonFlags common;
   KnobFlags knobs;
   TextFlag shape, lengths, dtype, methods, batch;
@@ -45,7 +45,7 @@ struct Flags {
   bool json = false;
 };
 
-struct Job {
+struct BenchJob {
   const NamedShape& model;
   LayerSpec spec;  // its method is replaced by each of `methods`
   std::vector<MethodKind> methods;
@@ -70,7 +70,7 @@ struct Measured {
   std::int64_t peak = 0;
 };
 
-struct Row {
+struct BenchRow {
   std::int64_t length;
   std::int64_t held;  // inputs and outputs
   std::vector<Measured> methods;
@@ -86,8 +86,8 @@ struct Row {
   }
 };
 
-struct Report {
-  std::vector<Row> rows;
+struct BenchReport {
+  std::vector<BenchRow> rows;
   double gemm_before = 0;
   double gemm_after = 0;
   bool peak_is_per_row = true;
@@ -95,15 +95,7 @@ struct Report {
   double gemm() const { return std::max(gemm_before, gemm_after); }
 };
 
-std::string method_text(MethodKind kind) { return std::string(method_for(kind).name()); }
-
-/// A rough estimate of the seconds a prefill takes, for the progress bar.
-double work_estimate(const LayerSpec& spec, std::int64_t length) {
-  const double once = useful_operations(spec, length) / 100e9;
-  return 0.1 + once * repetitions(once);
-}
-
-void check_memory(const Job& job) {
+void check_memory(const BenchJob& job) {
   const std::int64_t length = std::ranges::max(job.lengths);
   double caches = 0;
   for (const MethodKind kind : job.methods) {
@@ -119,8 +111,8 @@ void check_memory(const Job& job) {
                  fmt::format("length {}", length_text(length)));
 }
 
-Measured measure_method(const Job& job, MethodKind kind, const Workload& workload,
-                        std::span<float> out, Report& report) {
+Measured measure_method(const BenchJob& job, MethodKind kind, const Workload& workload,
+                        std::span<float> out, BenchReport& report) {
   // A new context, so that the scratch memory of one method is not held while another is measured.
   Context context(job.threads);
   const LayerSpec spec = job.spec_of(kind);
@@ -136,14 +128,16 @@ Measured measure_method(const Job& job, MethodKind kind, const Workload& workloa
   return measured;
 }
 
-Row measure_row(const Job& job, std::int64_t length, Progress& progress, Report& report) {
+BenchRow measure_row(const BenchJob& job, std::int64_t length, Progress& progress,
+                     BenchReport& report) {
   heap_trim();
   Context context(job.threads);
   progress.step(fmt::format("{} inputs", length_text(length)), 0.01);
   const AttentionShape& shape = job.spec.shape;
   const Workload workload = Workload::random(context, shape, job.spec.dtype, length);
   std::vector<float> out(static_cast<std::size_t>(length * shape.heads * shape.d_value));
-  Row row{length, static_cast<std::int64_t>(workload.bytes() + out.size() * sizeof(float)), {}};
+  BenchRow row{
+      length, static_cast<std::int64_t>(workload.bytes() + out.size() * sizeof(float)), {}};
   for (const MethodKind kind : job.methods) {
     interrupt_check();
     progress.step(fmt::format("{} {}", length_text(length), method_text(kind)),
@@ -156,13 +150,13 @@ Row measure_row(const Job& job, std::int64_t length, Progress& progress, Report&
   return row;
 }
 
-Report measure(const Job& job) {
+BenchReport measure(const BenchJob& job) {
   double work = 0.6;
   for (const std::int64_t length : job.lengths) {
     for (const MethodKind kind : job.methods) work += work_estimate(job.spec_of(kind), length);
   }
   Progress progress(work);
-  Report report;
+  BenchReport report;
   progress.step("gemm", 0.3);
   report.gemm_before = gemm_gflops_measure(job.threads);
   for (const std::int64_t length : job.lengths) {
@@ -173,7 +167,7 @@ Report measure(const Job& job) {
   return report;
 }
 
-Json row_json(const Row& row, const Report& report) {
+Json row_json(const BenchRow& row, const BenchReport& report) {
   const auto value = [&](MethodKind kind, auto member, double unit) -> Json {
     const Measured* measured = row.find(kind);
     return measured == nullptr ? Json() : Json(measured->*member * unit);
@@ -206,9 +200,9 @@ Json row_json(const Row& row, const Report& report) {
   return json;
 }
 
-void print_json(const Job& job, const Report& report) {
+void print_report_json(const BenchJob& job, const BenchReport& report) {
   Json rows = Json::array();
-  for (const Row& row : report.rows) rows.push_back(row_json(row, report));
+  for (const BenchRow& row : report.rows) rows.push_back(row_json(row, report));
   Json settings = settings_json(job.spec.settings);
   settings.erase("method");  // named by the columns
   settings["scale"] = job.spec.softmax_scale();
@@ -230,14 +224,14 @@ std::string times_text(double ratio) { return number_text(ratio) + "×"; }
 
 /// The ratio dense / lca of one quantity, if both were measured.
 template <typename Member>
-std::string dense_over_lca(const Row& row, Member member) {
+std::string dense_over_lca(const BenchRow& row, Member member) {
   const Measured* lca = row.find(MethodKind::lca);
   const Measured* dense = row.find(MethodKind::dense);
   if (lca == nullptr || dense == nullptr) return "–";
   return times_text(static_cast<double>(dense->*member) / static_cast<double>(lca->*member));
 }
 
-std::string prefill_table(const Job& job, const Report& report) {
+std::string prefill_table(const BenchJob& job, const BenchReport& report) {
   std::vector<std::string> header = {"length"};
   for (const MethodKind kind : job.methods) header.push_back(method_text(kind));
   header.emplace_back("speed-up");
@@ -248,7 +242,7 @@ std::string prefill_table(const Job& job, const Report& report) {
   header.emplace_back("condense");
   header.emplace_back("of lca");
   Table table(header);
-  for (const Row& row : report.rows) {
+  for (const BenchRow& row : report.rows) {
     std::vector<std::string> cells = {length_text(row.length)};
     for (const Measured& m : row.methods) cells.push_back(seconds_text(m.prefill));
     cells.push_back(dense_over_lca(row, &Measured::prefill));
@@ -265,7 +259,7 @@ std::string prefill_table(const Job& job, const Report& report) {
   return table.text();
 }
 
-std::string decode_table(const Job& job, const Report& report) {
+std::string decode_table(const BenchJob& job, const BenchReport& report) {
   std::vector<std::string> header = {"length"};
   for (const MethodKind kind : job.methods) header.push_back(method_text(kind) + " step");
   header.emplace_back("speed-up");
@@ -274,7 +268,7 @@ std::string decode_table(const Job& job, const Report& report) {
     header.emplace_back(name);
   }
   Table table(header);
-  for (const Row& row : report.rows) {
+  for (const BenchRow& row : report.rows) {
     std::vector<std::string> cells = {length_text(row.length)};
     for (const Measured& m : row.methods) cells.push_back(seconds_text(m.decode));
     cells.push_back(dense_over_lca(row, &Measured::decode));
@@ -292,7 +286,7 @@ std::string decode_table(const Job& job, const Report& report) {
   return table.text();
 }
 
-void print_table(const Job& job, const Report& report) {
+void print_table(const BenchJob& job, const BenchReport& report) {
   std::string text = fmt::format(
       "{}, {}, {} threads, {}, {}\n{}\n\nPrefill\n\n{}\nDecode and memory\n\n{}\n", job.model.name,
       dtype_name(job.spec.dtype), job.threads, machine_name(), date_text(),
@@ -319,7 +313,7 @@ std::vector<MethodKind> methods_parse(std::string_view text) {
 }
 
 /// On the GPU: its own default lengths, batches and type.
-void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
+void run_cuda(const BenchFlags& flags, const cuda::LayerOptions& options) {
   const NamedShape& model = named_shape(flags.shape.text);
   if (flags.dtype.given() && dtype_parse("--dtype", flags.dtype.text) != DType::bf16) {
     fail_input("--backend cuda computes in bf16; use --dtype bf16, or leave it out");
@@ -340,29 +334,30 @@ void run_cuda(const Flags& flags, const cuda::LayerOptions& options) {
   cuda_bench(job);
 }
 
-void run(const Flags& flags) {
+void run(const BenchFlags& flags) {
   const auto [backend, options] = flags.where.read();
   const bool on_cuda = backend == Backend::cuda;
   cuda_only_check(flags.batch, "--batch", on_cuda);
   if (on_cuda) return run_cuda(flags, options);
   const NamedShape& model = named_shape(flags.shape.text);
-  Job job{model,
-          workload_layer(model.shape, flags.knobs.apply(Settings{}),
-                         dtype_parse("--dtype", flags.dtype.text), flags.knobs.scale(model.scale)),
-          methods_parse(flags.methods.text),
-          counts_parse("--lengths", flags.lengths.text, 1, kLongestLength), flags.common.threads()};
+  BenchJob job{
+      model,
+      workload_layer(model.shape, flags.knobs.apply(Settings{}),
+                     dtype_parse("--dtype", flags.dtype.text), flags.knobs.scale(model.scale)),
+      methods_parse(flags.methods.text),
+      counts_parse("--lengths", flags.lengths.text, 1, kLongestLength), flags.common.threads()};
   if (job.threads == 0) job.threads = Context(0).threads();
   check_memory(job);
-  const Report report = measure(job);
-  flags.json ? print_json(job, report) : print_table(job, report);
+  const BenchReport report = measure(job);
+  flags.json ? print_report_json(job, report) : print_table(job, report);
 }
 
 }  // namespace
 
 Command bench_attention_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<BenchFlags>();
   CLI::App* app = parent.add_subcommand("attention", "Time and memory of LCA and dense attention");
-  app->footer(kExplanation);
+  app->footer(kBenchExplanation);
   flags->where.add(*app, LayerWhereFlags::Reference::no);
   flags->shape.add(*app, "--shape", shape_names(), "the model whose attention is measured",
                    "deepseek-v2-lite");

@@ -53,7 +53,7 @@ struct Decoded {
   Figure figure;
 };
 
-struct Row {
+struct CudaRow {
   std::int64_t length;
   std::vector<Prefilled> prefill;
   std::vector<Figure> condense;  // one per kWorks; empty where nothing is condensed
@@ -61,14 +61,12 @@ struct Row {
   std::vector<Decoded> decode;
 };
 
-std::string method_text(MethodKind kind) { return std::string(method_for(kind).name()); }
-
 class Measuring {
  public:
   explicit Measuring(const CudaBench& job) : job_(job), progress_(steps()) {}
 
-  std::vector<Row> run() {
-    std::vector<Row> rows;
+  std::vector<CudaRow> run() {
+    std::vector<CudaRow> rows;
     for (const std::int64_t length : job_.lengths) rows.push_back(row(length));
     return rows;
   }
@@ -131,8 +129,8 @@ class Measuring {
     progress_.step(fmt::format("{} {}", length_text(length), what), 1);
   }
 
-  Row row(std::int64_t length) {
-    Row row{length, {}, {}, {}, {}, {}};
+  CudaRow row(std::int64_t length) {
+    CudaRow row{length, {}, {}, {}, {}, {}};
     const AttentionShape& shape = job_.spec.shape;
     std::int64_t groups = 0;
     for (const MethodKind kind : job_.methods) {
@@ -187,7 +185,7 @@ Json figure_json(const Figure& figure, const char* rate) {
           {"sets", figure.timed.sets}};
 }
 
-Json row_json(const Row& row) {
+Json row_json(const CudaRow& row) {
   Json json = {{"length", row.length}};
   for (const Prefilled& one : row.prefill) {
     json["prefill"][method_text(one.kind)] = figure_json(one.figure, "tflops");
@@ -218,9 +216,9 @@ const char* kernels_name(const CudaBench& job) {
   return job.options.portable ? "portable" : "fast";
 }
 
-void print_json(const CudaBench& job, const std::vector<Row>& rows) {
+void print_report_json(const CudaBench& job, const std::vector<CudaRow>& rows) {
   Json list = Json::array();
-  for (const Row& row : rows) list.push_back(row_json(row));
+  for (const CudaRow& row : rows) list.push_back(row_json(row));
   Json settings = settings_json(job.spec.settings);
   settings.erase("method");  // named by the rows
   settings["scale"] = job.spec.softmax_scale();
@@ -251,7 +249,7 @@ std::string speed_up(const Figure* dense, const Figure* lca) {
   return number_text(dense->timed.seconds / lca->timed.seconds) + "×";
 }
 
-std::string prefill_table(const CudaBench& job, const std::vector<Row>& rows) {
+std::string prefill_table(const CudaBench& job, const std::vector<CudaRow>& rows) {
   std::vector<std::string> header = {"length"};
   for (const MethodKind kind : job.methods) {
     header.push_back(method_text(kind));
@@ -259,7 +257,7 @@ std::string prefill_table(const CudaBench& job, const std::vector<Row>& rows) {
   }
   header.emplace_back("speed-up");
   Table table(header);
-  for (const Row& row : rows) {
+  for (const CudaRow& row : rows) {
     const auto find = [&](MethodKind kind) -> const Figure* {
       const auto found = std::ranges::find(row.prefill, kind, &Prefilled::kind);
       return found == row.prefill.end() ? nullptr : &found->figure;
@@ -272,7 +270,7 @@ std::string prefill_table(const CudaBench& job, const std::vector<Row>& rows) {
   return table.text();
 }
 
-std::string condense_table(const CudaBench& job, const std::vector<Row>& rows) {
+std::string condense_table(const CudaBench& job, const std::vector<CudaRow>& rows) {
   std::vector<std::string> header = {"length", "prompt",     "TB/s", "streaming, from q",
                                      "TB/s",   "from means", "TB/s"};
   const bool mla = job.spec.shape.form == Form::mla;
@@ -282,7 +280,7 @@ std::string condense_table(const CudaBench& job, const std::vector<Row>& rows) {
     }
   }
   Table table(header);
-  for (const Row& row : rows) {
+  for (const CudaRow& row : rows) {
     std::vector<std::string> cells = {length_text(row.length)};
     for (std::size_t i = 0; i < std::size(kWorks); ++i) {
       add_figure(cells, i < row.condense.size() ? &row.condense[i] : nullptr);
@@ -296,7 +294,7 @@ std::string condense_table(const CudaBench& job, const std::vector<Row>& rows) {
   return table.text();
 }
 
-std::string decode_table(const CudaBench& job, const std::vector<Row>& rows) {
+std::string decode_table(const CudaBench& job, const std::vector<CudaRow>& rows) {
   std::vector<std::string> header = {"length", "batch"};
   for (const MethodKind kind : job.methods) {
     header.push_back(method_text(kind));
@@ -305,7 +303,7 @@ std::string decode_table(const CudaBench& job, const std::vector<Row>& rows) {
   }
   header.emplace_back("speed-up");
   Table table(header);
-  for (const Row& row : rows) {
+  for (const CudaRow& row : rows) {
     for (const std::int64_t batch : job.batches) {
       const auto find = [&](MethodKind kind) -> const Decoded* {
         for (const Decoded& one : row.decode) {
@@ -329,7 +327,7 @@ std::string decode_table(const CudaBench& job, const std::vector<Row>& rows) {
   return table.text();
 }
 
-void print_table(const CudaBench& job, const std::vector<Row>& rows) {
+void print_table(const CudaBench& job, const std::vector<CudaRow>& rows) {
   const cuda::BenchDevice device = cuda::bench_device(job.options.device);
   print(fmt::format(
       "{}, bf16, {} kernels, groups {}, {}, {}\n{}\n\nPrefill, attention alone\n\n{}\n"
@@ -348,8 +346,8 @@ void print_table(const CudaBench& job, const std::vector<Row>& rows) {
 void cuda_bench(const CudaBench& job) {
   if (!cuda::unavailable().empty()) fail_incompatible("{}", cuda::unavailable());
   Measuring::check_memory(job);
-  const std::vector<Row> rows = Measuring(job).run();
-  job.json ? print_json(job, rows) : print_table(job, rows);
+  const std::vector<CudaRow> rows = Measuring(job).run();
+  job.json ? print_report_json(job, rows) : print_table(job, rows);
 }
 
 }  // namespace lca::cli

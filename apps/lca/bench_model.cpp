@@ -26,7 +26,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kExplanation =
+constexpr const char* kBenchModelExplanation =
     "Prefill: a prompt is read into an empty session, including the logits of its last token.\n"
     "Decode: tokens are decoded one by one after a context of the given depth, in one session or\n"
     "in several together (--batch); tokens/s counts those of all sessions. Tokens are random: "
@@ -43,7 +43,7 @@ constexpr std::int64_t kLongest = std::int64_t{1} << 24;
 constexpr std::int64_t kMostSessions = 256;
 constexpr std::int64_t kMostRepeats = 1000;
 
-struct Flags {
+struct BenchModelFlags {
   ModelFlags model;
   TextFlag prompt, generate, depths, batch, repeat;
   bool json = false;
@@ -71,7 +71,7 @@ struct Times {
   double rate_mean(std::int64_t tokens) const { return static_cast<double>(tokens * count) / sum; }
 };
 
-struct Row {
+struct ModelRow {
   std::int64_t length = 0;  // of the prompt, or of the context before the first decoded token
   std::int64_t batch = 1;
   std::int64_t tokens = 0;  // of one run
@@ -80,8 +80,8 @@ struct Row {
   std::int64_t peak = 0;  // resident memory of the program
 };
 
-struct Report {
-  std::vector<Row> prefill, decode;
+struct ModelReport {
+  std::vector<ModelRow> prefill, decode;
 };
 
 /// A list of lengths; "none" is the empty one.
@@ -95,7 +95,7 @@ std::vector<std::int64_t> lengths_parse(std::string_view flag, std::string_view 
   return list;
 }
 
-Wanted wanted_parse(const Flags& flags) {
+Wanted wanted_parse(const BenchModelFlags& flags) {
   Wanted wanted;
   wanted.prompts = lengths_parse("--prompt", flags.prompt.text, 1, kLongest);
   wanted.depths = lengths_parse("--depths", flags.depths.text, 0, kLongest);
@@ -173,7 +173,7 @@ class Bench {
     return wanted_.depths.empty() ? prompt : std::max(prompt, decoded_end(wanted_.depths.back()));
   }
 
-  Report measure() {
+  ModelReport measure() {
     std::vector<std::int64_t> lengths;  // a prompt is also the context of the depth of its length
     std::ranges::set_union(wanted_.prompts, wanted_.depths, std::back_inserter(lengths));
     for (const std::int64_t length : lengths) {
@@ -212,7 +212,7 @@ class Bench {
 
   Session prefill_measure(std::int64_t length) {
     row_begin();
-    Row row{length, 1, length};
+    ModelRow row{length, 1, length};
     std::optional<Session> session;
     for (std::int64_t run = 0; run < wanted_.repeat; ++run) {
       session.reset();
@@ -236,7 +236,7 @@ class Bench {
     for (Session& session : sessions) together.push_back(&session);
     MadeUpTokens made_up(model_->info().vocabulary, 1);
 
-    Row row{depth, batch, batch * wanted_.generate};
+    ModelRow row{depth, batch, batch * wanted_.generate};
     Progress progress(static_cast<double>(wanted_.repeat * wanted_.generate));
     const std::string label = fmt::format("decoding after {} tokens, batch {}", depth, batch);
     progress.step(label, 0);
@@ -266,14 +266,14 @@ class Bench {
   SessionOptions options_;
   Wanted wanted_;
   Context context_;
-  Report report_;
+  ModelReport report_;
 };
 
-std::string table_text(const Report& report) {
+std::string table_text(const ModelReport& report) {
   std::string text;
   if (!report.prefill.empty()) {
     Table table({"prompt", "tokens/s", "mean", "seconds", "cache", "peak memory"});
-    for (const Row& row : report.prefill) {
+    for (const ModelRow& row : report.prefill) {
       table.add({length_text(row.length), number_text(row.times.rate(row.tokens)),
                  number_text(row.times.rate_mean(row.tokens)), number_text(row.times.best),
                  bytes_text(static_cast<double>(row.cache)),
@@ -283,7 +283,7 @@ std::string table_text(const Report& report) {
   }
   if (!report.decode.empty()) {
     Table table({"depth", "batch", "tokens/s", "mean", "ms a step", "cache", "peak memory"});
-    for (const Row& row : report.decode) {
+    for (const ModelRow& row : report.decode) {
       const auto steps = static_cast<double>(row.tokens / row.batch);
       table.add(
           {length_text(row.length), fmt::format("{}", row.batch),
@@ -296,7 +296,7 @@ std::string table_text(const Report& report) {
   return text;
 }
 
-Json row_json(Json json, const Row& row) {
+Json row_json(Json json, const ModelRow& row) {
   json["tokens_per_s"] = row.times.rate(row.tokens);
   json["tokens_per_s_mean"] = row.times.rate_mean(row.tokens);
   json["seconds"] = row.times.best;
@@ -305,7 +305,7 @@ Json row_json(Json json, const Row& row) {
   return json;
 }
 
-void run(const Flags& flags) {
+void run(const BenchModelFlags& flags) {
   flags.model.check();
   const Wanted wanted = wanted_parse(flags);
 
@@ -321,7 +321,7 @@ void run(const Flags& flags) {
   bench.require_memory();
   ContextWarning warning(info, options.settings, "speed is measured all the same");
   warning.check(bench.longest());
-  const Report report = bench.measure();
+  const ModelReport report = bench.measure();
 
   const std::string method = method_name(options.settings);
   const char* precision = info.precision == Precision::f32 ? "f32" : "bf16";
@@ -332,12 +332,12 @@ void run(const Flags& flags) {
     return;
   }
   Json prefill = Json::array();
-  for (const Row& row : report.prefill) {
+  for (const ModelRow& row : report.prefill) {
     prefill.push_back(row_json({{"tokens", row.length}}, row));
     peak = std::max(peak, row.peak);
   }
   Json decode = Json::array();
-  for (const Row& row : report.decode) {
+  for (const ModelRow& row : report.decode) {
     decode.push_back(row_json({{"depth", row.length}, {"batch", row.batch}}, row));
     peak = std::max(peak, row.peak);
   }
@@ -362,9 +362,9 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command bench_model_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<BenchModelFlags>();
   CLI::App* app = parent.add_subcommand("model", "Prefill and decoding of a whole model");
-  app->footer(kExplanation);
+  app->footer(kBenchModelExplanation);
   flags->prompt.add(*app, "--prompt", "N,N,...|none", "lengths of prompts to read", "2K,8K");
   flags->depths.add(*app, "--depths", "N,N,...|none", "context lengths to decode after", "0,8K");
   flags->generate.add(*app, "--generate", "N", "tokens decoded at each depth", "48");

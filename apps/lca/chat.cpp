@@ -21,7 +21,7 @@
 namespace lca::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kChatExamples =
     "At the prompt: /help, /stats, /reset, /exit. Ctrl-C ends a reply, or at the prompt the "
     "chat.\n"
     "With --session the conversation is saved after every turn, and continued if the file exists.\n"
@@ -38,7 +38,7 @@ constexpr std::string_view kHelp =
     "/exit    quit (as does the end of input)\n"
     "Ctrl-C   ends a reply; at the prompt it quits\n";
 
-struct Flags {
+struct ChatFlags {
   ModelFlags model;
   ReplyFlags reply;
   SessionFlag session;
@@ -61,7 +61,7 @@ std::optional<std::string> line_read() {
 
 class Chat {
  public:
-  Chat(const Flags& flags, std::shared_ptr<const Model> model, ChatTemplate format,
+  Chat(const ChatFlags& flags, std::shared_ptr<const Model> model, ChatTemplate format,
        GenerateOptions options, SessionKeeper& keeper)
       : flags_(flags),
         model_(std::move(model)),
@@ -175,7 +175,7 @@ class Chat {
     }
   }
 
-  const Flags& flags_;
+  const ChatFlags& flags_;
   std::shared_ptr<const Model> model_;
   ChatTemplate format_;
   GenerateOptions options_;
@@ -187,7 +187,7 @@ class Chat {
   bool unsaved_ = false;  // the file does not hold the last turn
 };
 
-void run(const Flags& flags) {
+void run(const ChatFlags& flags) {
   flags.model.check();
   flags.reply.read({});
   if (flags.format.given()) chat_format_parse(flags.format.text);
@@ -210,9 +210,9 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command chat_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ChatFlags>();
   CLI::App* app = parent.add_subcommand("chat", "Talk with a model");
-  app->footer(kExamples);
+  app->footer(kChatExamples);
   flags->system.add(*app, "--system", "TEXT", "the system message");
   flags->format.add(*app, "--chat-format", chat_format_placeholder(),
                     "format of chat turns; the model's own unless given");

@@ -21,7 +21,7 @@
 namespace lca::cli {
 namespace {
 
-constexpr const char* kExplanation =
+constexpr const char* kDemoExplanation =
     "The model reads the document twice, with LCA and with dense attention, and answers the "
     "question\n"
     "each time. make demo fetches the model and provides a document.\n"
@@ -37,7 +37,7 @@ constexpr std::string_view kHonestly =
     "wrong or missing.\n"
     "An adapter trained for LCA (--adapter) would change that.\n";
 
-struct Flags {
+struct DemoFlags {
   ModelFlags model;
   ReplyFlags reply;
   TextFlag document, question;
@@ -87,7 +87,7 @@ std::string table_text(const Reply& lca, const Reply& dense) {
   return table.text();
 }
 
-void print_heading(const ModelInfo& info, const Flags& flags, std::int64_t prompt_tokens,
+void print_heading(const ModelInfo& info, const DemoFlags& flags, std::int64_t prompt_tokens,
                    int threads) {
   print(fmt::format(
       "{}: {} million parameters, {} layers, {} {} ({})\n{}: {} tokens with the question\n"
@@ -98,7 +98,7 @@ void print_heading(const ModelInfo& info, const Flags& flags, std::int64_t promp
       prompt_tokens, text_printable(flags.question.text, 500)));
 }
 
-void run(const Flags& flags) {
+void run(const DemoFlags& flags) {
   flags.model.check();
   flags.reply.read({});
   if (!flags.document.given()) {
@@ -134,10 +134,10 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command demo_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<DemoFlags>();
   CLI::App* app =
       parent.add_subcommand("demo", "LCA compared with dense attention on a long document");
-  app->footer(kExplanation);
+  app->footer(kDemoExplanation);
   flags->document.add(*app, "--document", "FILE", "the text to read; - reads standard input");
   flags->question.add(*app, "--question", "TEXT", "what to ask about it",
                       "What is this text about? Answer in three sentences.");

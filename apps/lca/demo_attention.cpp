@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t kShortest = 1024;
 constexpr const char* kPreset = "training-free";
 
-constexpr const char* kExplanation =
+constexpr const char* kDemoAttentionExplanation =
     "One attention layer prefills contexts from 1K on, with LCA (by default with preset\n"
     "training-free) and with dense attention. Inputs are synthetic, with topics, recurring words\n"
     "and drift like those of text. No model computed them: the deviation illustrates the "
@@ -35,13 +35,13 @@ constexpr const char* kExplanation =
     "  lca demo attention --shape deepseek-v2-lite --max-length 8K\n"
     "  lca demo attention --preset paper --group 8 --out condensed.svg";
 
-struct Flags {
+struct DemoAttentionFlags {
   CommonFlags common;
   KnobFlags knobs;
   TextFlag shape, longest, out;
 };
 
-struct Job {
+struct DemoJob {
   const NamedShape& model;
   LayerSpec lca;
   LayerSpec dense;
@@ -50,7 +50,7 @@ struct Job {
   std::string out;
 };
 
-struct Row {
+struct DemoRow {
   double lca_seconds = 0, dense_seconds = 0;
   double lca_bytes = 0, dense_bytes = 0;
   double deviation = 0;  // ‖lca − dense‖ / ‖dense‖ over all outputs
@@ -66,13 +66,7 @@ double deviation(const std::vector<float>& values, const std::vector<float>& tru
   return size > 0 ? std::sqrt(difference / size) : 0;
 }
 
-/// A rough estimate in seconds, for the progress bar.
-double work_estimate(const LayerSpec& spec, std::int64_t length) {
-  const double once = useful_operations(spec, length) / 100e9;
-  return 0.05 + once * repetitions(once);
-}
-
-Row measure_row(const Job& job, std::int64_t length, Progress& progress) {
+DemoRow measure_row(const DemoJob& job, std::int64_t length, Progress& progress) {
   Context context(job.threads);
   const std::string label = length_text(length);
   progress.step(label + " inputs", 0.05);
@@ -81,7 +75,7 @@ Row measure_row(const Job& job, std::int64_t length, Progress& progress) {
   const auto values = static_cast<std::size_t>(length * shape.heads * shape.d_value);
   std::vector<float> condensed(values), exact(values);
 
-  Row row;
+  DemoRow row;
   const auto measure = [&](const LayerSpec& spec, std::span<float> out, const char* name,
                            double& bytes) {
     interrupt_check();
@@ -96,24 +90,24 @@ Row measure_row(const Job& job, std::int64_t length, Progress& progress) {
   return row;
 }
 
-std::vector<Row> measure(const Job& job) {
+std::vector<DemoRow> measure(const DemoJob& job) {
   double work = 0;
   for (const std::int64_t length : job.lengths) {
     work += 0.05 + work_estimate(job.lca, length) + work_estimate(job.dense, length);
   }
   Progress progress(work);
-  std::vector<Row> rows;
+  std::vector<DemoRow> rows;
   for (const std::int64_t length : job.lengths) {
     rows.push_back(measure_row(job, length, progress));
   }
   return rows;
 }
 
-std::string table_text(const Job& job, const std::vector<Row>& rows) {
+std::string table_text(const DemoJob& job, const std::vector<DemoRow>& rows) {
   Table table(
       {"tokens", "lca", "dense", "faster", "lca cache", "dense cache", "smaller", "deviation"});
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const Row& row = rows[i];
+    const DemoRow& row = rows[i];
     table.add({length_text(job.lengths[i]), seconds_text(row.lca_seconds),
                seconds_text(row.dense_seconds),
                number_text(row.dense_seconds / row.lca_seconds) + "×", bytes_text(row.lca_bytes),
@@ -123,10 +117,10 @@ std::string table_text(const Job& job, const std::vector<Row>& rows) {
   return table.text();
 }
 
-std::vector<Panel> panels(const std::vector<Row>& rows) {
+std::vector<Panel> panels(const std::vector<DemoRow>& rows) {
   Panel time{"Time to read the context", {}, {}, seconds_text, 10};
   Panel cache{"Size of the cache", {}, {}, [](double v) { return bytes_text(v); }, 4};
-  for (const Row& row : rows) {
+  for (const DemoRow& row : rows) {
     time.lca.push_back(row.lca_seconds);
     time.dense.push_back(row.dense_seconds);
     cache.lca.push_back(row.lca_bytes);
@@ -143,14 +137,14 @@ void write_file(const std::string& path, std::string_view text) {
   writer.commit();
 }
 
-void run_job(const Job& job) {
+void run_job(const DemoJob& job) {
   writable_check(job.out);
   const std::string title = fmt::format("One attention layer of {}, {} {}", job.model.name,
                                         job.threads, job.threads == 1 ? "thread" : "threads");
   const std::string setting = settings_line(job.lca.settings);
   print(fmt::format("{} ({}), synthetic text-like inputs\n{}\n\n", title, machine_name(), setting));
 
-  const std::vector<Row> rows = measure(job);
+  const std::vector<DemoRow> rows = measure(job);
   const std::vector<Panel> drawn = panels(rows);
   const bool colour = stdout_is_terminal();
   print(table_text(job, rows) + "\n");
@@ -164,7 +158,7 @@ void run_job(const Job& job) {
                   job.out));
 }
 
-void run(const Flags& flags) {
+void run(const DemoAttentionFlags& flags) {
   const NamedShape& model = named_shape(flags.shape.text);
   // No model was trained for condensed context here, so start from the training-free preset.
   Settings settings = flags.knobs.apply(settings_preset(kPreset));
@@ -188,10 +182,10 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command demo_attention_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<DemoAttentionFlags>();
   CLI::App* app =
       parent.add_subcommand("attention", "One attention layer as the context grows, with a plot");
-  app->footer(kExplanation);
+  app->footer(kDemoAttentionExplanation);
   flags->shape.add(*app, "--shape", shape_names(), "the model whose attention is shown", "smollm2");
   flags->longest.add(*app, "--max-length", "N", "longest context, from 1K on by doubling", "32K");
   flags->out.add(*app, "--out", "FILE", "the plot to write", "lca-demo.svg");

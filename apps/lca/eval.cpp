@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kExamples =
+constexpr const char* kEvalExamples =
     "The first N tokens of the file are read as one prompt, without a begin token; each but the "
     "first\n"
     "is predicted from those before it. nll is the mean of −ln p in nats, perplexity its "
@@ -36,7 +36,7 @@ constexpr const char* kExamples =
     "  lca eval perplexity smollm2 --file book.txt --length 64K --ranges 8K,16K,64K\n"
     "  lca eval perplexity path/to/folder --file - --length 4K --adapter path/to/adapter";
 
-struct Flags {
+struct EvalFlags {
   ModelFlags model;
   TextFlag file, length, ranges;
   bool json = false;
@@ -150,7 +150,8 @@ void print_report(const Slice& all, const std::vector<Slice>& slices, const Sess
                          bytes_text(cache, dense), bytes_text(dense)));
 }
 
-std::vector<std::int32_t> ids_read(const Flags& flags, const Model& model, std::int64_t length) {
+std::vector<std::int32_t> ids_read(const EvalFlags& flags, const Model& model,
+                                   std::int64_t length) {
   std::vector<std::int32_t> ids = model.tokenizer().encode(text_read("--file", flags.file.text));
   if (static_cast<std::int64_t>(ids.size()) < length) {
     fail_input("{}: holds {} tokens, fewer than --length {}", path_printable(flags.file.text),
@@ -160,7 +161,7 @@ std::vector<std::int32_t> ids_read(const Flags& flags, const Model& model, std::
   return ids;
 }
 
-void run(const Flags& flags) {
+void run(const EvalFlags& flags) {
   flags.model.check();
   if (!flags.file.given())
     fail_input("--file is missing; it takes a text file, or - for standard input");
@@ -201,9 +202,9 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command eval_perplexity_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<EvalFlags>();
   CLI::App* app = parent.add_subcommand("perplexity", "How well a model predicts a text");
-  app->footer(kExamples);
+  app->footer(kEvalExamples);
   flags->file.add(*app, "--file", "FILE", "the text; - reads standard input (required)");
   flags->length.add(*app, "--length", "N", "tokens of it to read (required)");
   flags->ranges.add(*app, "--ranges", "N,N,...", "where ranges of positions end",

@@ -24,7 +24,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kExamples =
+constexpr const char* kInspectExamples =
     "Cache sizes are for bf16. LCA's cache per 1K tokens is what each further 1K adds once the "
     "window\n"
     "is full.\n"
@@ -34,7 +34,7 @@ constexpr const char* kExamples =
     "  lca inspect path/to/folder --json\n"
     "  lca inspect model.gguf --group 32 --window 2K";
 
-struct Flags {
+struct InspectFlags {
   ModelArgument model;
   CommonFlags common;
   KnobFlags knobs;
@@ -108,7 +108,7 @@ std::int64_t parameters_of(const Checkpoint& checkpoint) {
   return count;
 }
 
-Facts facts_of(const Checkpoint& checkpoint, const Flags& flags) {
+Facts facts_of(const Checkpoint& checkpoint, const InspectFlags& flags) {
   Facts facts;
   facts.path = checkpoint.path().string();
   facts.format = checkpoint.kind() == Checkpoint::Kind::gguf ? "gguf" : "huggingface";
@@ -269,7 +269,7 @@ void print_facts(const Facts& facts) {
   line("cache at 128K tokens", cache_text(facts.dense.at_128k, facts.lca.at_128k));
 }
 
-void run(const Flags& flags) {
+void run(const InspectFlags& flags) {
   flags.common.threads();
   flags.packing.read();
   flags.knobs.apply(Settings{});
@@ -280,9 +280,9 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command inspect_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InspectFlags>();
   CLI::App* app = parent.add_subcommand("inspect", "Facts about a model and the size of its cache");
-  app->footer(kExamples);
+  app->footer(kInspectExamples);
   flags->model.add(*app);
   flags->adapter.add(*app, "--adapter", "DIR|none", "use the settings of this adapter", "none");
   flags->packing.add(*app);

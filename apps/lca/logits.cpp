@@ -19,7 +19,7 @@
 namespace lca::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kLogitsExamples =
     "FILE gets the tensor logits [n, vocabulary] in float32: row i is the prediction after token "
     "i.\n"
     "No tokenizer is needed. FILE appears when it is complete.\n"
@@ -29,7 +29,7 @@ constexpr const char* kExamples =
     "  lca logits path/to/folder --tokens-file ids.txt --out logits.safetensors --method dense\n"
     "  lca logits smollm2 --tokens 504,2365,282 --out logits.safetensors --window 64 --group 8";
 
-struct Flags {
+struct LogitsFlags {
   ModelFlags model;
   TextFlag tokens, tokens_file, out;
 };
@@ -60,12 +60,12 @@ std::vector<std::int32_t> ids_parse(std::string_view flag, std::string_view text
   return ids;
 }
 
-std::vector<std::int32_t> ids_of(const Flags& flags, std::int64_t vocabulary) {
+std::vector<std::int32_t> ids_of(const LogitsFlags& flags, std::int64_t vocabulary) {
   if (flags.tokens.given()) return ids_parse("--tokens", flags.tokens.text, vocabulary);
   return ids_parse("--tokens-file", text_read("--tokens-file", flags.tokens_file.text), vocabulary);
 }
 
-void run(const Flags& flags) {
+void run(const LogitsFlags& flags) {
   flags.model.check();
   if (flags.tokens.given() == flags.tokens_file.given()) {
     fail_input("give the ids either with --tokens 1,2,3 or with --tokens-file FILE");
@@ -95,9 +95,9 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command logits_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<LogitsFlags>();
   CLI::App* app = parent.add_subcommand("logits", "Write a model's logits to a file");
-  app->footer(kExamples);
+  app->footer(kLogitsExamples);
   flags->tokens.add(*app, "--tokens", "ID,ID,...", "the prompt, as token ids");
   flags->tokens_file.add(*app, "--tokens-file", "FILE",
                          "the same from a file, between commas or spaces; - reads standard input");

@@ -47,6 +47,13 @@ int repetitions(double seconds) {
   return static_cast<int>(std::clamp(std::ceil(kEnough / std::max(seconds, 1e-6)), 3.0, 25.0));
 }
 
+double work_estimate(const LayerSpec& spec, std::int64_t length) {
+  const double once = useful_operations(spec, length) / 100e9;
+  return 0.1 + once * repetitions(once);
+}
+
+std::string method_text(MethodKind kind) { return std::string(method_for(kind).name()); }
+
 Prefill prefill_measure(Context& context, const LayerSpec& spec, const Workload& workload,
                         std::span<float> out) {
   const Method& method = method_for(spec.settings.method);

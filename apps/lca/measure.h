@@ -6,6 +6,7 @@
 #include <lca/method.h>
 
 #include <span>
+#include <string>
 
 namespace lca::cli {
 
@@ -15,6 +16,11 @@ double useful_operations(const LayerSpec& spec, std::int64_t length);
 
 /// How often to repeat what takes `seconds`: several times to find the best, once if it is long.
 int repetitions(double seconds);
+
+/// A rough estimate of the seconds that a measured prefill takes, for the progress bar.
+double work_estimate(const LayerSpec& spec, std::int64_t length);
+
+std::string method_text(MethodKind kind);
 
 struct Prefill {
   double seconds = 0;  ///< best of several runs: take, condense, rebuild keys and values, attend

@@ -23,7 +23,7 @@
 namespace lca::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kOpExamples =
     "IN holds q_nope, q_rope, c, k_rope, w_uk, w_uv (MLA) or q, k, v (GQA), and its settings as "
     "JSON\n"
     "under the metadata key \"lca\"; flags override them. OUT gets out, lse and the "
@@ -36,7 +36,7 @@ constexpr const char* kExamples =
     "2\n"
     "  lca op attention in.safetensors out.safetensors --backend cuda --groups fp8";
 
-struct Flags {
+struct OpFlags {
   CommonFlags common;
   KnobFlags knobs;
   TextFlag prefill;
@@ -230,7 +230,7 @@ std::unique_ptr<LayerRunner> runner_for(Backend backend, const OpInput& input, i
              : layer_runner_cpu(input.spec, input.weights(), count, threads);
 }
 
-std::vector<SettingOverride> overrides_of(const Flags& flags) {
+std::vector<SettingOverride> overrides_of(const OpFlags& flags) {
   std::vector<SettingOverride> overrides = flags.knobs.overrides();
   if (flags.prefill.given()) {
     const std::vector<std::int64_t> chunks =
@@ -240,7 +240,7 @@ std::vector<SettingOverride> overrides_of(const Flags& flags) {
   return overrides;
 }
 
-void run(const Flags& flags) {
+void run(const OpFlags& flags) {
   const auto [backend, cuda_options] = flags.where.read();
   if (flags.in.empty()) fail_input("IN is empty; it takes the path of a safetensors file");
   const int threads = flags.common.threads();
@@ -266,9 +266,9 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command op_attention_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<OpFlags>();
   CLI::App* app = parent.add_subcommand("attention", "Prefill and decode of one attention layer");
-  app->footer(kExamples);
+  app->footer(kOpExamples);
   app->add_option("IN", flags->in, "safetensors file to read")->required()->type_name("FILE");
   app->add_option("OUT", flags->out, "safetensors file to write")->required()->type_name("FILE");
   flags->where.add(*app, LayerWhereFlags::Reference::yes);

@@ -24,7 +24,7 @@
 namespace lca::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kPlanExamples =
     "The plan counts the cache of all layers and the scratch memory of attention in one layer.\n"
     "With MODEL its weights are counted too; with --shape subtract them from --budget.\n"
     "\n"
@@ -34,7 +34,7 @@ constexpr const char* kExamples =
     "  lca plan --shape qwen-7b --length 1M --budget 24GiB --group 32\n"
     "  lca plan --shape minicpm3 --length 64K --preset paper --json";
 
-struct Flags {
+struct PlanFlags {
   ModelArgument model;
   CommonFlags common;
   KnobFlags knobs;
@@ -274,7 +274,7 @@ void print_plan_json(const Plan& plan) {
   print_json(json);
 }
 
-Subject shape_subject(const Flags& flags, DType dtype) {
+Subject shape_subject(const PlanFlags& flags, DType dtype) {
   const NamedShape& model = named_shape(flags.shape.text);
   const LayerSpec spec = workload_layer(model.shape, flags.knobs.apply(Settings{}), dtype,
                                         flags.knobs.scale(model.scale));
@@ -282,7 +282,7 @@ Subject shape_subject(const Flags& flags, DType dtype) {
           std::vector<LayerSpec>(static_cast<std::size_t>(model.layers), spec), model.hidden};
 }
 
-Subject model_subject(const Flags& flags, DType dtype) {
+Subject model_subject(const PlanFlags& flags, DType dtype) {
   flags.knobs.apply(Settings{});  // report a wrong flag before a wrong file
   const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
   const ModelConfig& config = checkpoint.config();
@@ -301,7 +301,7 @@ Subject model_subject(const Flags& flags, DType dtype) {
   return subject;
 }
 
-void run(const Flags& flags) {
+void run(const PlanFlags& flags) {
   if (flags.model.given() == flags.shape.given()) {
     fail_input("give either MODEL (a folder, a .gguf file, or smollm2) or --shape {}",
                shape_names());
@@ -332,9 +332,9 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command plan_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<PlanFlags>();
   CLI::App* app = parent.add_subcommand("plan", "How much memory a context needs, dense and LCA");
-  app->footer(kExamples);
+  app->footer(kPlanExamples);
   flags->model.add(*app, ModelArgument::Need::optional);
   flags->shape.add(*app, "--shape", shape_names(), "a published model's attention instead");
   flags->adapter.add(*app, "--adapter", "DIR|none", "use the settings of this adapter", "none");

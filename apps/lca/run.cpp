@@ -25,7 +25,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kExamples =
+constexpr const char* kRunExamples =
     "Settings are those the model or its adapter was trained with, else preset training-free, "
     "which\n"
     "keeps the gist of what is outside the window but not its exact details.\n"
@@ -42,7 +42,7 @@ constexpr const char* kExamples =
     "  lca run smollm2 --session talk.session -n 64\n"
     "  lca run model.gguf --raw -p \"Once upon a time\" --temperature 0.8 --top-p 0.95 --seed 7";
 
-struct Flags {
+struct RunFlags {
   ModelFlags model;
   ReplyFlags reply;
   SessionFlag session;
@@ -57,7 +57,7 @@ struct Message {
   std::string text;      // all of it
 };
 
-Message message_read(const Flags& flags) {
+Message message_read(const RunFlags& flags) {
   Message message;
   if (flags.file.given()) message.document = text_read("--file", flags.file.text);
   message.text = message.document;
@@ -71,7 +71,7 @@ Message message_read(const Flags& flags) {
 }
 
 /// A new conversation with the user's message `text`.
-std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokenizer,
+std::vector<std::int32_t> prompt_ids(const RunFlags& flags, const Tokenizer& tokenizer,
                                      const ChatTemplate* format, const std::string& text) {
   if (format == nullptr) return tokenizer.encode(text, {.add_special = true});
   std::vector<ChatMessage> messages;
@@ -82,7 +82,7 @@ std::vector<std::int32_t> prompt_ids(const Flags& flags, const Tokenizer& tokeni
 
 /// How many of the prompt's tokens belong to the document whatever question follows: those that the
 /// prompt of the document alone begins with as well.
-std::size_t document_tokens(const Flags& flags, const Tokenizer& tokenizer,
+std::size_t document_tokens(const RunFlags& flags, const Tokenizer& tokenizer,
                             const ChatTemplate* format, const Message& message,
                             std::span<const std::int32_t> prompt) {
   if (message.document.empty() || !flags.prompt.given()) return 0;
@@ -91,7 +91,7 @@ std::size_t document_tokens(const Flags& flags, const Tokenizer& tokenizer,
 }
 
 /// The tokens that a continued session reads next: its pending tokens, and the next chat turn.
-std::vector<std::int32_t> next_ids(const Flags& flags, const Tokenizer& tokenizer,
+std::vector<std::int32_t> next_ids(const RunFlags& flags, const Tokenizer& tokenizer,
                                    const ChatTemplate* format, const Session& session) {
   std::vector<std::int32_t> ids = session.pending();
   if (!flags.prompt.given()) return ids;
@@ -131,7 +131,7 @@ Json reply_json(const Session& session, const Reply& reply, double load_seconds,
   return json;
 }
 
-void check(const Flags& flags) {
+void check(const RunFlags& flags) {
   flags.model.check();
   if (flags.raw && (flags.system.given() || flags.format.given())) {
     fail_input("--raw takes the text as it is; leave out {}",
@@ -142,7 +142,7 @@ void check(const Flags& flags) {
 }
 
 /// Checks of flags and session that do not need the model.
-void check(const Flags& flags, const SessionKeeper& keeper) {
+void check(const RunFlags& flags, const SessionKeeper& keeper) {
   if (!flags.prompt.given() && !flags.file.given() && !keeper.begun()) {
     fail_input(
         "nothing to answer; give a question with -p TEXT, a document with --file DOC (- reads "
@@ -174,7 +174,7 @@ bool can_mark(const Session& session) {
   return std::ranges::none_of(session.settings(), summary_waits);
 }
 
-void run(const Flags& flags) {
+void run(const RunFlags& flags) {
   check(flags);
   GenerateOptions options = flags.reply.read({});  // check flags before slow work
   SessionKeeper keeper(flags.session);
@@ -247,9 +247,9 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command run_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<RunFlags>();
   CLI::App* app = parent.add_subcommand("run", "Ask a model one question, about a document or not");
-  app->footer(kExamples);
+  app->footer(kRunExamples);
   flags->prompt.add(*app, "-p,--prompt", "TEXT", "the question, or what to do");
   flags->file.add(*app, "--file", "DOC", "a text to put before it; - reads standard input");
   flags->system.add(*app, "--system", "TEXT", "the system message");

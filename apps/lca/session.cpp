@@ -23,14 +23,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kInspectExamples =
+constexpr const char* kSessionInspectExamples =
     "The whole file is checked; a damaged file is an error. No model is needed.\n"
     "\n"
     "Examples:\n"
     "  lca session inspect talk.session\n"
     "  lca session inspect talk.session --json";
 
-constexpr const char* kForkExamples =
+constexpr const char* kSessionForkExamples =
     "The new session holds the first N tokens of the old one, which is not changed. Caches that\n"
     "condense can be cut back a few tokens only; further back the model has to read the text\n"
     "again, which --model allows. In summary mode `prompt` only the whole can be copied.\n"
@@ -89,13 +89,13 @@ Json session_json(const std::string& path, const Summed& sum) {
           {"settings", settings_json(head.settings)}};
 }
 
-struct InspectFlags {
+struct SessionInspectFlags {
   std::string path;
   CommonFlags common;
   bool json = false;
 };
 
-void inspect(const InspectFlags& flags) {
+void inspect(const SessionInspectFlags& flags) {
   flags.common.threads();
   const Summed sum = summed(flags.path);
   const SessionHead& head = sum.head;
@@ -125,7 +125,7 @@ void inspect(const InspectFlags& flags) {
   line("settings", settings_line(head.settings));
 }
 
-struct ForkFlags {
+struct SessionForkFlags {
   std::string from, to;
   CommonFlags common;
   TextFlag length, model, adapter, precision;
@@ -139,7 +139,7 @@ struct ForkFlags {
 };
 
 /// A fork with the model: any length that the summary mode allows.
-void fork_with_model(const ForkFlags& flags, SessionRecord record, std::int64_t length) {
+void fork_with_model(const SessionForkFlags& flags, SessionRecord record, std::int64_t length) {
   ModelOptions options;
   options.path = model_resolve(flags.model.text).string();
   options.adapter = adapter_parse(flags.adapter.text);
@@ -169,7 +169,7 @@ void absent_require(const std::string& path) {
   }
 }
 
-void fork(const ForkFlags& flags) {
+void fork(const SessionForkFlags& flags) {
   const std::int64_t asked =
       flags.length.given() ? count_parse("--length", flags.length.text, 0) : -1;
   flags.common.threads();
@@ -219,9 +219,9 @@ void fork(const ForkFlags& flags) {
 }  // namespace
 
 Command session_inspect_command(CLI::App& parent) {
-  auto flags = std::make_shared<InspectFlags>();
+  auto flags = std::make_shared<SessionInspectFlags>();
   CLI::App* app = parent.add_subcommand("inspect", "What a saved session holds");
-  app->footer(kInspectExamples);
+  app->footer(kSessionInspectExamples);
   app->add_option("FILE", flags->path, "a session")->type_name("PATH")->required();
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);
@@ -229,9 +229,9 @@ Command session_inspect_command(CLI::App& parent) {
 }
 
 Command session_fork_command(CLI::App& parent) {
-  auto flags = std::make_shared<ForkFlags>();
+  auto flags = std::make_shared<SessionForkFlags>();
   CLI::App* app = parent.add_subcommand("fork", "A new session from the beginning of another");
-  app->footer(kForkExamples);
+  app->footer(kSessionForkExamples);
   app->add_option("FILE", flags->from, "the session to fork")->type_name("PATH")->required();
   app->add_option("NEW", flags->to, "the new session")->type_name("PATH")->required();
   flags->length.add(*app, "--length", "N", "tokens to keep; all unless given");

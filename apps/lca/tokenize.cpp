@@ -17,7 +17,7 @@
 namespace lca::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kTokenizeExamples =
     "Examples:\n"
     "  lca tokenize smollm2 --text \"Hello, world\"\n"
     "  lca tokenize smollm2 --file report.txt --json\n"
@@ -26,7 +26,7 @@ constexpr const char* kExamples =
     "\n"
     "MODEL may also be a tokenizer.json, or a GGUF file with only a vocabulary.";
 
-struct Flags {
+struct TokenizeFlags {
   ModelArgument model;
   CommonFlags common;
   TextFlag text, file;
@@ -35,7 +35,7 @@ struct Flags {
   bool json = false;
 };
 
-void run(const Flags& flags) {
+void run(const TokenizeFlags& flags) {
   flags.common.threads();
   if (flags.text.given() == flags.file.given()) {
     fail_input(
@@ -62,9 +62,9 @@ void run(const Flags& flags) {
 }  // namespace
 
 Command tokenize_command(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TokenizeFlags>();
   CLI::App* app = parent.add_subcommand("tokenize", "The token ids of a text");
-  app->footer(kExamples);
+  app->footer(kTokenizeExamples);
   flags->model.add(*app);
   flags->text.add(*app, "--text", "TEXT", "the text");
   flags->file.add(*app, "--file", "FILE", "the text of a file; - reads standard input");

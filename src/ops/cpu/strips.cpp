@@ -25,14 +25,14 @@ namespace {
 constexpr std::int64_t kBlock = 32;
 
 /// Where the pieces of a row's block lie, in bytes; the quants are the rest of it.
-struct Form {
+struct StripForm {
   std::size_t headers = 0;  // two bytes each
   std::size_t fifth = 0;    // bytes of fifth bits
   std::size_t words = 0;    // four-byte words of quants
   std::uint32_t flip = 0;   // signed quants become unsigned
 };
 
-Form form_of(PackedType type) {
+StripForm form_of(PackedType type) {
   switch (type) {
     case PackedType::q4_0:
       return {2, 0, 4, 0};
@@ -51,7 +51,7 @@ Form form_of(PackedType type) {
 
 /// Where the pieces of a strip's block begin.
 struct Pieces {
-  Form form;
+  StripForm form;
   std::size_t blocks, fifth, quants, bytes;
 
   Pieces(PackedType type, std::int64_t columns)
@@ -87,7 +87,7 @@ std::size_t strip_bytes(PackedType type, std::int64_t columns) {
 
 void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) {
   const Pieces pieces(rows.type, rows.columns);
-  const Form& form = pieces.form;
+  const StripForm& form = pieces.form;
   const std::size_t block_bytes = packed_type_info(rows.type).block_bytes;
   const std::int64_t first = strip * kStripRows;
   const auto count = static_cast<std::size_t>(std::min(kStripRows, rows.rows - first));
@@ -119,7 +119,7 @@ void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) 
 void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t count,
                    std::byte* to) {
   const Pieces pieces(strips.type, strips.columns);
-  const Form& form = pieces.form;
+  const StripForm& form = pieces.form;
   const std::byte* first = strips.data + static_cast<std::size_t>(strip) * pieces.strip_bytes();
   for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
     const std::byte* from = first;
