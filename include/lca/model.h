@@ -28,7 +28,12 @@ enum class WeightPacking : std::uint8_t { keep, q8_0, q4_0 };
 
 /// How to load a model.
 struct ModelOptions {
-  std::string path;     ///< a folder or a .gguf file
+  std::string path;  ///< a folder or a .gguf file
+  /// Instead of a path, for measurements: the name of a published model (lca/shape.h), whose
+  /// weights are random numbers made on the GPU, and whose settings are preset `training`.
+  std::string random;
+  /// Of such a model: how often the first expert of a layer is chosen, in multiples of the mean.
+  double random_skew = 1;
   std::string adapter;  ///< a PEFT LoRA folder; empty: none
   /// Where it runs: "cpu", "cuda", "cuda:1", or "auto", a GPU where there is one that can.
   std::string device = "auto";
@@ -37,6 +42,7 @@ struct ModelOptions {
   /// `automatic`: bf16 where the processor multiplies it natively, else f32.
   Precision precision = Precision::automatic;
   WeightPacking weights = WeightPacking::keep;
+  GroupStorage groups = GroupStorage::bf16;  ///< other than bf16: on a GPU only
   /// Told how much is done, 0 … 1; what it throws ends the loading.
   std::function<void(double)> progress;
 };
@@ -44,7 +50,7 @@ struct ModelOptions {
 /// Facts about a loaded model.
 struct ModelInfo {
   std::string path;          ///< absolute
-  std::string format;        ///< "huggingface" or "gguf"
+  std::string format;        ///< "huggingface", "gguf" or "random"
   std::string architecture;  ///< "llama", "qwen2", "deepseek_v2", "minicpm3"
   std::int64_t layers = 0;
   std::int64_t hidden = 0;
@@ -56,6 +62,7 @@ struct ModelInfo {
   double softmax_scale = 0;
   Precision precision = Precision::f32;  ///< what `automatic` became
   WeightPacking weights = WeightPacking::keep;
+  GroupStorage groups = GroupStorage::bf16;
   bool trained = false;        ///< it, or its adapter, was fine-tuned for its `settings`
   std::string device = "cpu";  ///< where it runs: "cpu", "cuda:0", …
   std::vector<std::int32_t> end_tokens;

@@ -15,6 +15,9 @@ enum class Pool : std::uint8_t { weighted = 0, mean = 1, max = 2, select = 3 };
 enum class Mass : std::uint8_t { none = 0, count = 1, score = 2 };
 enum class Positions : std::uint8_t { token = 0, entry = 1 };
 
+/// How a GPU stores representatives: as they are, or in 8 bits with scales (mechanism §7).
+enum class GroupStorage : std::uint8_t { bf16 = 0, fp8 = 1, int8 = 2 };
+
 /// Settings of one attention layer (mechanism §2–§6, §10).
 struct Settings {
   MethodKind method = MethodKind::lca;

@@ -11,6 +11,7 @@
 #include "models/cuda/cuda_backend.h"
 #include "models/model_state.h"
 #include "models/weight_packing.h"
+#include "models/weight_shapes.h"
 #include "ops/matmul.h"
 
 namespace lca {
@@ -21,7 +22,9 @@ ModelInfo model_info(const Model::State& state, WeightPacking packing) {
   const ModelConfig& config = state.config();
   ModelInfo info;
   info.path = checkpoint.path().native();
-  info.format = checkpoint.kind() == Checkpoint::Kind::gguf ? "gguf" : "huggingface";
+  info.format = checkpoint.kind() == Checkpoint::Kind::gguf          ? "gguf"
+                : checkpoint.kind() == Checkpoint::Kind::huggingface ? "huggingface"
+                                                                     : "random";
   info.architecture = architecture_name(config.architecture);
   info.layers = config.layers;
   info.hidden = config.hidden;
@@ -66,8 +69,20 @@ std::shared_ptr<const Model> Model::load(const ModelOptions& options) {
 
 std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) {
   const int gpu = device_resolve(options.device, options.precision);
-  auto state = std::make_unique<State>(Checkpoint::open(options.path, options.access));
+  const bool random = !options.random.empty();
+  if (random && gpu == kCpu) {
+    fail_incompatible("random weights are made on a GPU; the CPU runs models from files");
+  }
+  if (random && !(options.random_skew > 0 && options.random_skew < 1e6)) {
+    fail_input("the skew of random experts must be above 0, not {}", options.random_skew);
+  }
+  if (options.groups != GroupStorage::bf16 && gpu == kCpu) {
+    fail_incompatible("representatives of 8 bits are for a GPU; the CPU stores them as they are");
+  }
+  auto state = std::make_unique<State>(random ? Checkpoint::published(options.random)
+                                              : Checkpoint::open(options.path, options.access));
   state->access = options.access;
+  state->groups = options.groups;
   const std::int64_t layers = state->config().layers;
   if (!options.adapter.empty()) {
     state->adapter = Adapter::open(options.adapter, layers, options.access);
@@ -86,11 +101,14 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
   const double share = narrow ? 0.5 : 1;
   mapped_read(
       [&] {
-        state->weights =
-            decoder_weights(context, state->checkpoint, state->adapter ? &*state->adapter : nullptr,
-                            state->cache_dtype, options.weights, part(0, share));
+        state->weights = random
+                             ? weight_shapes(state->config())
+                             : decoder_weights(context, state->checkpoint,
+                                               state->adapter ? &*state->adapter : nullptr,
+                                               state->cache_dtype, options.weights, part(0, share));
         if (gpu != kCpu) {
-          state->backend = cuda_backend(*state, gpu, context, part(share, 1 - share));
+          state->backend =
+              cuda_backend(*state, gpu, context, options.random_skew, part(share, 1 - share));
         } else if (narrow) {
           weights_arrange(context, state->weights, state->checkpoint, part(share, 1 - share));
         }
@@ -104,11 +122,13 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
     state->settings = state->config().lca;
     trained = true;
   } else {
-    state->settings.assign(static_cast<std::size_t>(layers), settings_preset("training-free"));
+    state->settings.assign(static_cast<std::size_t>(layers),
+                           settings_preset(random ? "training" : "training-free"));
   }
   state->info = model_info(*state, options.weights);
   state->info.device = gpu == kCpu ? "cpu" : fmt::format("cuda:{}", gpu);
   state->info.trained = trained;
+  state->info.groups = options.groups;
   if (gpu == kCpu) state->backend = cpu_backend(*state);
   if (const std::size_t bytes = state->backend->weight_bytes(); bytes > 0) {
     state->info.weight_bytes = bytes;

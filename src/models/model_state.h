@@ -26,6 +26,7 @@ struct Model::State {
   DecoderWeights weights;
   ProductType product = ProductType::f32;
   DType cache_dtype = DType::f32;
+  GroupStorage groups = GroupStorage::bf16;
   ModelInfo info;
   std::vector<Settings> settings;  // one per layer
   std::unique_ptr<ModelBackend> backend;

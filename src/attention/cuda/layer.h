@@ -20,8 +20,7 @@ namespace lca::cuda {
 /// empty where it can.
 inline std::string unavailable() { return device_missing(); }
 
-/// How representatives are stored; the names are those of `--groups`.
-enum class GroupStorage : std::uint8_t { bf16 = 0, fp8 = 1, int8 = 2 };
+using lca::GroupStorage;
 
 struct LayerOptions {
   bool portable = false;  ///< only kernels that every GPU since sm_80 runs

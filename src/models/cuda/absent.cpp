@@ -6,7 +6,7 @@
 
 namespace lca {
 
-std::unique_ptr<ModelBackend> cuda_backend(const Model::State&, int, Context&,
+std::unique_ptr<ModelBackend> cuda_backend(const Model::State&, int, Context&, double,
                                            const std::function<void(double)>&) {
   fail_incompatible("{}", cuda::device_missing());
 }

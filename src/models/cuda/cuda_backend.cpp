@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/kernel_choice.h"
 #include "models/cuda/cuda_stages.h"
+#include "models/cuda/random_weights.h"
 
 namespace lca {
 namespace {
@@ -17,9 +18,11 @@ using namespace cuda;
 /// is needed.
 constexpr StoreLimits kLimits{.sequences = 4096, .longest = std::int64_t{1} << 21};
 
+constexpr std::uint64_t kRandomSeed = 1;
+
 class CudaBackend final : public ModelBackend {
  public:
-  CudaBackend(const Model::State& state, const Device& device, Context& context,
+  CudaBackend(const Model::State& state, const Device& device, Context& context, double skew,
               const std::function<void(double)>& progress)
       : model_(device, state.config(), state.rope,
                kernels_are_portable() ? Kernels::portable : Kernels::fast) {
@@ -27,8 +30,10 @@ class CudaBackend final : public ModelBackend {
     if (!state.weights.layers.back().experts.empty() && config.residual_scale != 1) {
       fail_incompatible("experts with a scaled residual do not run on the GPU; use the CPU");
     }
-    model_.weights =
-        device_weights(context, config, state.weights, model_.stream.queue(), progress);
+    const Queue queue = model_.stream.queue();
+    model_.weights = state.checkpoint.kind() == Checkpoint::Kind::published
+                         ? device_weights_random(config, kRandomSeed, skew, queue)
+                         : device_weights(context, config, state.weights, queue, progress);
     if (!state.rope.depends_on_length()) {
       const std::vector<std::uint64_t> steps =
           rotation_steps({config.rope.layout, state.rope.frequencies(1)});
@@ -38,9 +43,9 @@ class CudaBackend final : public ModelBackend {
     }
     std::vector<DeviceStores::Weights> up;
     for (const DeviceLayer& layer : model_.weights.layers) up.push_back({layer.w_uk, layer.w_uv});
-    model_.stores =
-        std::make_unique<DeviceStores>(model_.stream.queue(), std::move(up), GroupType::bf16,
-                                       kLimits, model_.product_space(), model_.kernels);
+    model_.stores = std::make_unique<DeviceStores>(model_.stream.queue(), std::move(up),
+                                                   static_cast<GroupType>(state.groups), kLimits,
+                                                   model_.product_space(), model_.kernels);
     stages_ = std::make_unique<CudaStages>(model_);
     model_.stream.wait();
   }
@@ -71,10 +76,11 @@ class CudaBackend final : public ModelBackend {
 }  // namespace
 
 std::unique_ptr<ModelBackend> cuda_backend(const Model::State& model, int ordinal, Context& context,
+                                           double skew,
                                            const std::function<void(double)>& progress) {
   const Device& device = Device::at(ordinal);
   const DeviceScope scope(device);
-  return std::make_unique<CudaBackend>(model, device, context, progress);
+  return std::make_unique<CudaBackend>(model, device, context, skew, progress);
 }
 
 }  // namespace lca

@@ -13,10 +13,11 @@
 
 namespace lca {
 
-/// The backend of a model whose weights are bound, on GPU `ordinal`: copies the
-/// weights there, unpacked to bf16. `model` must outlive it. `progress`
-/// receives 0 … 1 and may throw.
+/// The backend of a model whose weights are bound, on GPU `ordinal`: copies the weights there,
+/// unpacked to bf16, or makes random ones with that skew (random_weights.h) where the checkpoint
+/// has none. `model` must outlive it. `progress` receives 0 … 1 and may throw.
 std::unique_ptr<ModelBackend> cuda_backend(const Model::State& model, int ordinal, Context& context,
+                                           double skew,
                                            const std::function<void(double)>& progress);
 
 }  // namespace lca
