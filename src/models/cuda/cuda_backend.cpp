@@ -18,7 +18,7 @@ using namespace cuda;
 /// is needed.
 constexpr StoreLimits kLimits{.sequences = 4096, .longest = std::int64_t{1} << 21};
 
-constexpr std::uint64_t kRandomSeed = 1;
+constexpr std::uint32_t kRandomSeed = 1;
 
 class CudaBackend final : public ModelBackend {
  public:

@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "models/weight_shapes.h"
-#include "ops/cuda/random.h"
+#include "ops/cuda/random_fill.h"
 
 namespace lca::cuda {
 namespace {
@@ -35,7 +35,7 @@ double skew_bias(const ModelConfig& config, double skew) {
 
 }  // namespace
 
-DeviceWeights device_weights_random(const ModelConfig& config, std::uint64_t seed, double skew,
+DeviceWeights device_weights_random(const ModelConfig& config, std::uint32_t seed, double skew,
                                     const Queue& queue) {
   DeviceWeights made = device_weights_places(config, weight_shapes(config));
   // Matrices are most of it; the vectors between them are overwritten.

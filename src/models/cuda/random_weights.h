@@ -7,7 +7,7 @@ namespace lca::cuda {
 
 /// Random weights, made on the current GPU. The first expert of each layer is chosen about `skew`
 /// times as often as the mean.
-DeviceWeights device_weights_random(const ModelConfig& config, std::uint64_t seed, double skew,
+DeviceWeights device_weights_random(const ModelConfig& config, std::uint32_t seed, double skew,
                                     const Queue& queue);
 
 }  // namespace lca::cuda

@@ -1,7 +1,7 @@
 // Random values in place, one hash of the index each: for benchmarks, where only the absence of
 // structure (and of zeros, which cost less power) matters. Writes once, reads nothing.
 
-#include "bench/cuda/random_fill.h"
+#include "ops/cuda/random_fill.h"
 
 namespace lca::cuda {
 namespace {
@@ -27,15 +27,24 @@ __global__ void fill(T* data, std::int64_t count, float deviation, std::uint32_t
   }
 }
 
+__global__ void fill_value(float* data, std::int64_t count, float value) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (; i < count; i += step) data[i] = value;
+}
+
+constexpr int kThreads = 256;
+
+unsigned blocks_for(std::int64_t count) {
+  constexpr std::int64_t kMostBlocks = 4096;
+  const std::int64_t blocks = (count + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks);
+}
+
 template <typename T>
 void launch(T* data, std::int64_t count, float deviation, std::uint32_t seed, cudaStream_t stream) {
   if (count <= 0) return;
-  constexpr int kThreads = 256;
-  constexpr std::int64_t kMostBlocks = 4096;
-  const std::int64_t blocks = (count + kThreads - 1) / kThreads;
-  fill<T>
-      <<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0, stream>>>(
-          data, count, deviation, seed);
+  fill<T><<<blocks_for(count), kThreads, 0, stream>>>(data, count, deviation, seed);
   check(cudaGetLastError(), "filling memory with random values");
 }
 
@@ -49,6 +58,12 @@ void random_fill(bf16* data, std::int64_t count, float deviation, std::uint32_t 
 void random_fill(float* data, std::int64_t count, float deviation, std::uint32_t seed,
                  cudaStream_t stream) {
   launch(data, count, deviation, seed, stream);
+}
+
+void value_fill(float* data, std::int64_t count, float value, cudaStream_t stream) {
+  if (count <= 0) return;
+  fill_value<<<blocks_for(count), kThreads, 0, stream>>>(data, count, value);
+  check(cudaGetLastError(), "filling memory");
 }
 
 }  // namespace lca::cuda
