@@ -7,12 +7,24 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "models/sequence.h"
 #include "models/stages.h"
 
 namespace lca {
+
+/// Where the time of steps went, and what experts they passed.
+struct StepProfile {
+  struct Part {
+    std::string name;
+    double seconds = 0;
+  };
+  std::vector<Part> parts;
+  double experts_hit = 0;     ///< distinct experts of a layer with experts, on average; 0: none
+  double expert_largest = 0;  ///< rows of the most chosen expert over the mean
+};
 
 class ModelBackend {
  public:
@@ -33,6 +45,11 @@ class ModelBackend {
   virtual std::int64_t chunk_rows() const = 0;
   /// Bytes of the weights where they are not used as they lie in the checkpoint; else 0.
   virtual std::size_t weight_bytes() const { return 0; }
+  /// From now on the steps of this model are timed part by part, which makes them slower; or no
+  /// longer. Only a GPU has something to report.
+  virtual void profile(bool) const {}
+  /// Of all steps since it was switched on, or last taken.
+  virtual StepProfile profile_take() const { return {}; }
 };
 
 }  // namespace lca

@@ -18,4 +18,8 @@ int device_parse(std::string_view text) {
   fail_incompatible("{}", device_missing(0));
 }
 
+std::size_t memory_held() { return 0; }
+std::size_t memory_peak() { return 0; }
+void memory_peak_reset() {}
+
 }  // namespace lca::cuda

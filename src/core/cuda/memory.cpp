@@ -1,14 +1,40 @@
 #include "core/cuda/memory.h"
 
+#include <atomic>
+
 #include "core/error.h"
 
 namespace lca::cuda {
 
-Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
-  if (bytes > 0) check(cudaMalloc(&data_, bytes), "allocating GPU memory");
+namespace {
+
+std::atomic<std::size_t> held_bytes{0};
+std::atomic<std::size_t> peak_bytes{0};
+
+}  // namespace
+
+std::size_t memory_held() { return held_bytes; }
+std::size_t memory_peak() { return peak_bytes; }
+void memory_peak_reset() { peak_bytes = held_bytes.load(); }
+
+void memory_count(std::ptrdiff_t bytes) {
+  const std::size_t held = held_bytes += static_cast<std::size_t>(bytes);  // wraps to subtract
+  std::size_t peak = peak_bytes;
+  while (held > peak && !peak_bytes.compare_exchange_weak(peak, held)) {
+  }
 }
 
-Buffer::~Buffer() { cudaFree(data_); }
+Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  check(cudaMalloc(&data_, bytes), "allocating GPU memory");
+  memory_count(static_cast<std::ptrdiff_t>(bytes));
+}
+
+Buffer::~Buffer() {
+  if (data_ == nullptr) return;
+  cudaFree(data_);
+  memory_count(-static_cast<std::ptrdiff_t>(bytes_));
+}
 
 void Buffer::require(std::size_t bytes) {
   if (bytes <= bytes_) return;

@@ -74,6 +74,10 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// Counts memory that is allocated (or, negative, freed) for memory_held and memory_peak: whoever
+/// asks the driver for memory calls it.
+void memory_count(std::ptrdiff_t bytes);
+
 /// Throws Error (out of memory) where the current GPU has fewer bytes left; `what` says what needs
 /// them.
 void memory_require(double bytes, const std::string& what);

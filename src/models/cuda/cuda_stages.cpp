@@ -175,7 +175,7 @@ void CudaStages::begin(std::span<const SequenceRun> runs) {
   turns_ = space.turns;
   if (single_) decode_memory();
   table_write();
-  if (single_ && groups_.size() == 1 && graphs_on_) {
+  if (single_ && groups_.size() == 1 && graphs_on_ && !clock_.on()) {
     step_ = &known_step(groups_[0]);
     mode_ = step_->graph.ready() ? Mode::replay : step_->seen ? Mode::capture : Mode::eager;
     step_->seen = true;
@@ -320,6 +320,7 @@ void CudaStages::table_write() {
 
 /// What all layers read: sessions, embeddings, angles.
 void CudaStages::step_start() {
+  clock_.mark({}, queue_);
   for (const Group& group : groups_) {
     if (!group.single) continue;
     group.store->views_gather(table_.sessions + group.first_session, group.batch, group.views,
@@ -337,6 +338,40 @@ void CudaStages::step_start() {
   job.factor = static_cast<float>(model_.rope.multiplier(1));
   job.turns = turns_;
   rope_turns(job, queue_);
+  clock_.mark("embedding", queue_);
+}
+
+void CudaStages::profile(bool on) {
+  clock_.set(on);
+  clock_.take();
+}
+
+StepProfile CudaStages::profile_take() {
+  const DeviceScope scope(model_.device);
+  StepProfile profile;
+  profile.parts = clock_.take();
+  const ExpertsShape& shape = model_.weights.experts;
+  const std::int64_t visits = chosen_rows_ * shape.route.per_token;
+  if (visits == 0) return profile;
+  std::vector<int> chosen(static_cast<std::size_t>(visits));
+  std::int64_t layers = 0;
+  for (std::size_t layer = 0; layer < model_.weights.layers.size(); ++layer) {
+    if (!weights(layer).has_experts()) continue;
+    Transfer(model_.stream)
+        .download(chosen_.as<int>() + static_cast<std::int64_t>(layer) * visits, visits,
+                  chosen.data());
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(shape.route.experts));
+    for (const int expert : chosen) ++rows[static_cast<std::size_t>(expert)];
+    profile.experts_hit += static_cast<double>(
+        std::ranges::count_if(rows, [](std::int64_t count) { return count > 0; }));
+    profile.expert_largest += static_cast<double>(std::ranges::max(rows)) *
+                              static_cast<double>(shape.route.experts) /
+                              static_cast<double>(visits);
+    ++layers;
+  }
+  profile.experts_hit /= static_cast<double>(layers);
+  profile.expert_largest /= static_cast<double>(layers);
+  return profile;
 }
 
 void CudaStages::product_part(const DeviceLinear& layer, std::int64_t first, std::int64_t count,

@@ -13,6 +13,7 @@
 
 #include "core/cuda/pinned.h"
 #include "models/cuda/cuda_model.h"
+#include "models/cuda/stage_clock.h"
 #include "models/cuda/step_table.h"
 #include "models/stages.h"
 #include "ops/cuda/rows.h"
@@ -72,6 +73,10 @@ class CudaStages final : public Stages {
   void set_experts(const ExpertsTap& tap) { tap_ = tap; }
   /// Whether steps of single tokens are captured; for tests.
   void set_graphs(bool on) { graphs_on_ = on; }
+
+  /// Times the parts of steps, which are not captured meanwhile.
+  void profile(bool on);
+  StepProfile profile_take();
 
  private:
   /// Memory of prompts, or of steps of single tokens: apart, so that the
@@ -172,6 +177,9 @@ class CudaStages final : public Stages {
   Queue queue_;  // where stages enqueue: the model's stream, or the capture's
   bool capturing_ = false;
   bool graphs_on_ = true;
+  StageClock clock_;
+  Buffer chosen_;  // while profiling: the experts of the last rows, [layers][rows][per token]
+  std::int64_t chosen_rows_ = 0;
   ExpertsTap tap_;
   KnownStep* step_ = nullptr;
   std::vector<Group> groups_;
