@@ -179,6 +179,7 @@ void CudaStages::entries(std::size_t layer, RowRange rows) {
   const DeviceScope scope(model_.device);
   if (waits(layer)) {
     waiting_entries(layer, rows);
+    clock_.mark("projections", queue_);
     return;
   }
   grow(lane_->work, spaces_prepare(layer, rows, nullptr));
@@ -205,6 +206,7 @@ void CudaStages::entries(std::size_t layer, RowRange rows) {
              piece.query_row(), piece.exact_row()});
     }
   }
+  clock_.mark("projections", queue_);
 }
 
 void CudaStages::attend(std::size_t layer, RowRange rows) {
@@ -255,12 +257,14 @@ const bf16* CudaStages::attended_rows(RowRange rows) {
 }
 
 void CudaStages::output(std::size_t index, const bf16* attended, RowRange rows) {
+  clock_.mark("attention", queue_);
   const DeviceLayer& layer = weights(index);
   product(layer.o, attended, rows.count, hidden(rows.first), true, true);
   if (layer.o.bias != nullptr) {
     rows_add_bias(layer.o.bias, static_cast<float>(config().residual_scale), rows.count,
                   config().hidden, hidden(rows.first), queue_);
   }
+  clock_.mark("output", queue_);
 }
 
 // --- prompts whose groups wait for their end

@@ -66,6 +66,14 @@ class CudaBackend final : public ModelBackend {
     return CudaStages::activation_bytes(model_, rows);
   }
   std::int64_t chunk_rows() const override { return 16384; }
+  void profile(bool on) const override {
+    const std::lock_guard turn(model_.stores->turn());
+    stages_->profile(on);
+  }
+  StepProfile profile_take() const override {
+    const std::lock_guard turn(model_.stores->turn());
+    return stages_->profile_take();
+  }
   std::size_t weight_bytes() const override { return model_.weights.memory.bytes(); }
 
  private:

@@ -449,6 +449,13 @@ void CudaStages::feed_forward(std::size_t index, RowRange asked) {
       call.rows = rows.count;
       call.forced = tap_.forced;
       call.chosen = tap_.chosen;
+      if (clock_.on()) {
+        const auto layers = static_cast<std::int64_t>(model_.weights.layers.size());
+        const std::int64_t each = rows.count * model_.weights.experts.route.per_token;
+        grow(chosen_, static_cast<std::size_t>(layers * each) * sizeof(int));
+        call.chosen = chosen_.as<int>() + static_cast<std::int64_t>(index) * each;
+        chosen_rows_ = rows.count;
+      }
       experts_run(model_.weights.experts, layer.experts, call, space.experts, model_.kernels,
                   queue_);
     }
@@ -464,12 +471,14 @@ void CudaStages::feed_forward(std::size_t index, RowRange asked) {
       }
     }
   }
+  clock_.mark(weights(index).has_experts() ? "experts" : "feed-forward", queue_);
   if (!single_ || !last_layer(index)) return;
   if (mode_ != Mode::replay) {
     DeviceCarver carver(lane_->work.as<void>());
     const HeadSpace space(config(), padded_, carver);
     head(nullptr, padded_);
     rows_argmax(space.logits, padded_, config().vocabulary, space.parts, space.picks, queue_);
+    clock_.mark("head", queue_);
   }
   if (mode_ == Mode::capture) {
     capturing_ = false;
@@ -518,7 +527,9 @@ void CudaStages::prompt_head(std::span<const RowRange> ranges) {
                         cudaMemcpyHostToDevice, model_.stream),
         "copying a step to the GPU");
   table_copied_.record(model_.stream);
+  clock_.mark({}, queue_);
   head(space.from, rows);
+  clock_.mark("head", queue_);
 }
 
 const float* CudaStages::logits(std::span<const RowRange> ranges) {
