@@ -6,10 +6,9 @@
 
 namespace lca {
 
-std::unique_ptr<ModelBackend>
-cuda_backend(const Model::State &, int, Context &,
-             const std::function<void(double)> &) {
+std::unique_ptr<ModelBackend> cuda_backend(const Model::State&, int, Context&,
+                                           const std::function<void(double)>&) {
   fail_incompatible("{}", cuda::device_missing());
 }
 
-} // namespace lca
+}  // namespace lca

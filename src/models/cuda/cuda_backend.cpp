@@ -1,9 +1,11 @@
 #include "models/cuda/cuda_backend.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "attention/rotate.h"
+#include "core/context_state.h"
 #include "core/error.h"
 #include "core/kernel_choice.h"
 #include "models/cuda/cuda_stages.h"
@@ -15,76 +17,94 @@ using namespace cuda;
 
 /// Sequences at a time and tokens of one: addresses alone, memory comes as it
 /// is needed.
-constexpr StoreLimits kLimits{.sequences = 4096,
-                              .longest = std::int64_t{1} << 21};
+constexpr StoreLimits kLimits{.sequences = 4096, .longest = std::int64_t{1} << 21};
+
+/// Tells a context what its models hold on the GPU.
+struct CudaHeld final : ContextAttachment {
+  std::shared_ptr<const std::atomic<std::size_t>> held;
+  std::size_t bytes() const override { return *held; }
+};
 
 class CudaBackend final : public ModelBackend {
-public:
-  CudaBackend(const Model::State &state, const Device &device, Context &context,
-              const std::function<void(double)> &progress)
+ public:
+  CudaBackend(const Model::State& state, const Device& device, Context& context,
+              const std::function<void(double)>& progress)
       : model_(device, state.config(), state.rope,
                kernels_are_portable() ? Kernels::portable : Kernels::fast) {
-    const ModelConfig &config = state.config();
-    if (!state.weights.layers.back().experts.empty() &&
-        config.residual_scale != 1) {
-      fail_incompatible(
-          "experts with a scaled residual do not run on the GPU; use the CPU");
+    const ModelConfig& config = state.config();
+    if (!state.weights.layers.back().experts.empty() && config.residual_scale != 1) {
+      fail_incompatible("experts with a scaled residual do not run on the GPU; use the CPU");
     }
-    model_.weights = device_weights(context, config, state.weights,
-                                    model_.stream.queue(), progress);
+    model_.weights =
+        device_weights(context, config, state.weights, model_.stream.queue(), progress);
     if (!state.rope.depends_on_length()) {
       const std::vector<std::uint64_t> steps =
           rotation_steps({config.rope.layout, state.rope.frequencies(1)});
       model_.rope_steps = Buffer(steps.size() * sizeof(std::uint64_t));
       Transfer(model_.stream)
-          .upload(std::span<const std::uint64_t>(steps),
-                  model_.rope_steps.as<std::uint64_t>());
+          .upload(std::span<const std::uint64_t>(steps), model_.rope_steps.as<std::uint64_t>());
     }
     std::vector<DeviceStores::Weights> up;
-    for (const DeviceLayer &layer : model_.weights.layers)
-      up.push_back({layer.w_uk, layer.w_uv});
-    model_.stores = std::make_unique<DeviceStores>(
-        model_.stream.queue(), std::move(up), GroupType::bf16, kLimits,
-        model_.product_space(), model_.kernels);
+    for (const DeviceLayer& layer : model_.weights.layers) up.push_back({layer.w_uk, layer.w_uv});
+    model_.stores =
+        std::make_unique<DeviceStores>(model_.stream.queue(), std::move(up), GroupType::bf16,
+                                       kLimits, model_.product_space(), model_.kernels);
     stages_ = std::make_unique<CudaStages>(model_);
     model_.stream.wait();
   }
 
-  std::unique_ptr<SequenceCaches>
-  caches_open(std::span<const LayerSpec> layers) const override {
+  std::unique_ptr<SequenceCaches> caches_open(std::span<const LayerSpec> layers) const override {
     return std::make_unique<DeviceCaches>(*model_.stores, layers);
   }
-  std::unique_ptr<SequenceCaches>
-  caches_load(std::vector<Cache> caches) const override {
+  std::unique_ptr<SequenceCaches> caches_load(std::vector<Cache> caches) const override {
     return std::make_unique<DeviceCaches>(*model_.stores, caches);
   }
   /// All contexts share one: steps take turns.
-  Stages &stages(Context &) const override { return *stages_; }
-  void trim(Context &) const override {
+  Stages& stages(Context& context) const override {
+    std::unique_ptr<ContextAttachment>& attachment = context.state().attachment;
+    auto* told = dynamic_cast<CudaHeld*>(attachment.get());
+    if (told == nullptr || told->held != stages_->bytes()) {
+      auto made = std::make_unique<CudaHeld>();
+      made->held = stages_->bytes();
+      attachment = std::move(made);
+    }
+    return *stages_;
+  }
+  void trim(Context&) const override {
     const std::lock_guard turn(model_.stores->turn());
     stages_->trim();
   }
   std::size_t activation_bytes(std::int64_t rows) const override {
     return CudaStages::activation_bytes(model_, rows);
   }
-  std::int64_t chunk_rows() const override { return 16384; }
-  std::size_t weight_bytes() const override {
-    return model_.weights.memory.bytes();
+  std::size_t cache_bytes(std::span<const LayerSpec> layers, std::int64_t length) const override {
+    return CacheStore::sequence_bytes(layers, GroupType::bf16, length).total();
   }
+  std::size_t scratch_bytes(std::span<const LayerSpec> layers, std::int64_t length,
+                            std::int64_t chunk, int) const override {
+    std::size_t most = 0;
+    for (const LayerSpec& layer : layers) {
+      most = std::max(most, chunk_space_bytes(layer, chunk_rows_most(layer, length, chunk, 1)));
+    }
+    // The window that a chunk leaves lies beside the one it found.
+    const std::size_t spare = CacheStore::sequence_bytes(layers, GroupType::bf16, 1).total();
+    return most + spare + Products::kScratchBytes;
+  }
+  std::int64_t chunk_rows() const override { return 16384; }
+  std::size_t weight_bytes() const override { return model_.weights.memory.bytes(); }
 
-private:
+ private:
   CudaModel model_;
   std::unique_ptr<CudaStages> stages_;
 };
 
-} // namespace
+}  // namespace
 
-std::unique_ptr<ModelBackend>
-cuda_backend(const Model::State &model, int ordinal, Context &context,
-             const std::function<void(double)> &progress) {
-  const Device &device = Device::at(ordinal);
+std::unique_ptr<ModelBackend> cuda_backend(const Model::State& model, int ordinal, Context& context,
+                                           const std::function<void(double)>& progress) {
+  const Device& device = Device::at(ordinal);
   const DeviceScope scope(device);
   return std::make_unique<CudaBackend>(model, device, context, progress);
 }
 
-} // namespace lca
+}  // namespace lca

@@ -16,29 +16,25 @@ namespace lca::cuda {
 /// Everything of a model runs on one stream, one step at a time
 /// (DeviceStores::turn).
 struct CudaModel {
-  CudaModel(const Device &on, const ModelConfig &of, const Rope &rotation,
-            Kernels which)
-      : device(on), config(of), rope(rotation), kernels(which), stream(on),
-        products(on) {
+  CudaModel(const Device& on, const ModelConfig& of, const Rope& rotation, Kernels which)
+      : device(on), config(of), rope(rotation), kernels(which), stream(on), products(on) {
     const DeviceScope scope(device);
     product_scratch = Buffer(Products::kScratchBytes);
   }
 
-  const Device &device;
-  const ModelConfig &config;
-  const Rope &rope;
+  const Device& device;
+  const ModelConfig& config;
+  const Rope& rope;
   Kernels kernels = Kernels::fast;
   Stream stream;
   Products products;
   Buffer product_scratch;
   DeviceWeights weights;
-  Buffer rope_steps; ///< [pairs], where they do not depend on the length
+  Buffer rope_steps;  ///< [pairs], where they do not depend on the length
   std::unique_ptr<DeviceStores> stores;
 
-  ProductSpace product_space() {
-    return {&products, product_scratch.as<void>()};
-  }
+  ProductSpace product_space() { return {&products, product_scratch.as<void>()}; }
   std::int64_t rope_pairs() const { return config.rope.width / 2; }
 };
 
-} // namespace lca::cuda
+}  // namespace lca::cuda

@@ -17,11 +17,7 @@ constexpr std::size_t kKeptBytes = std::size_t{512} << 20;
 /// Steps are captured for so many rows; those beyond the batch are padding.
 int batch_rows(std::size_t count) {
   const auto batch = static_cast<int>(count);
-  const int unit = batch <= 4     ? 1
-                   : batch <= 32  ? 4
-                   : batch <= 64  ? 8
-                   : batch <= 256 ? 16
-                                  : 32;
+  const int unit = batch <= 4 ? 1 : batch <= 32 ? 4 : batch <= 64 ? 8 : batch <= 256 ? 16 : 32;
   return (batch + unit - 1) / unit * unit;
 }
 
@@ -30,56 +26,48 @@ constexpr double kLengthSteps = 4;
 constexpr std::int64_t kShortest = 512;
 int length_bucket(double length) {
   return static_cast<int>(
-      std::ceil(std::log2(std::max(length, static_cast<double>(kShortest))) *
-                kLengthSteps));
+      std::ceil(std::log2(std::max(length, static_cast<double>(kShortest))) * kLengthSteps));
 }
 std::int64_t bucket_longest(int bucket) {
-  return static_cast<std::int64_t>(
-             std::ceil(std::exp2(bucket / kLengthSteps))) +
-         1;
+  return static_cast<std::int64_t>(std::ceil(std::exp2(bucket / kLengthSteps))) + 1;
 }
 
-std::int64_t length_of(const SequenceRun &run) {
+std::int64_t length_of(const SequenceRun& run) {
   return static_cast<std::int64_t>(run.tokens.size());
 }
 
-DeviceCaches &caches_of(const SequenceRun &run) {
-  return static_cast<DeviceCaches &>(*run.caches);
-}
+DeviceCaches& caches_of(const SequenceRun& run) { return static_cast<DeviceCaches&>(*run.caches); }
 
 struct FeedForwardSpace {
-  bf16 *normed = nullptr;
-  bf16 *gate_up = nullptr;
-  bf16 *inner = nullptr;
-  void *experts = nullptr;
+  bf16* normed = nullptr;
+  bf16* gate_up = nullptr;
+  bf16* inner = nullptr;
+  void* experts = nullptr;
 
-  FeedForwardSpace(const CudaModel &model, std::int64_t rows,
-                   DeviceCarver &carver) {
+  FeedForwardSpace(const CudaModel& model, std::int64_t rows, DeviceCarver& carver) {
     std::int64_t width = 0;
     bool has_experts = false;
-    for (const DeviceLayer &layer : model.weights.layers) {
+    for (const DeviceLayer& layer : model.weights.layers) {
       width = std::max(width, layer.feed_forward.down.in);
       has_experts = has_experts || layer.has_experts();
     }
     normed = carver.take<bf16>(rows * model.config.hidden);
     gate_up = carver.take<bf16>(rows * 2 * width);
     inner = carver.take<bf16>(rows * width);
-    if (!has_experts)
-      return;
-    experts = carver.take<char>(static_cast<std::int64_t>(
-        experts_workspace(model.weights.experts, rows)));
+    if (!has_experts) return;
+    experts = carver.take<char>(
+        static_cast<std::int64_t>(experts_workspace(model.weights.experts, rows)));
   }
 };
 
 struct HeadSpace {
-  std::int32_t *from = nullptr;
-  bf16 *normed = nullptr;
-  float *logits = nullptr;
-  std::uint64_t *parts = nullptr;
-  std::int32_t *picks = nullptr;
+  std::int32_t* from = nullptr;
+  bf16* normed = nullptr;
+  float* logits = nullptr;
+  std::uint64_t* parts = nullptr;
+  std::int32_t* picks = nullptr;
 
-  HeadSpace(const ModelConfig &config, std::int64_t rows,
-            DeviceCarver &carver) {
+  HeadSpace(const ModelConfig& config, std::int64_t rows, DeviceCarver& carver) {
     from = carver.take<std::int32_t>(rows);
     normed = carver.take<bf16>(rows * config.hidden);
     logits = carver.take<float>(rows * config.vocabulary);
@@ -89,22 +77,22 @@ struct HeadSpace {
 };
 
 struct HeldSpace {
-  float *hidden = nullptr;
-  RopeTurn *turns = nullptr;
+  float* hidden = nullptr;
+  RopeTurn* turns = nullptr;
 
-  HeldSpace(const CudaModel &model, std::int64_t rows, DeviceCarver &carver) {
+  HeldSpace(const CudaModel& model, std::int64_t rows, DeviceCarver& carver) {
     hidden = carver.take<float>(rows * model.config.hidden);
     turns = carver.take<RopeTurn>(rows * model.rope_pairs());
   }
 };
 
-std::size_t held_bytes(const CudaModel &model, std::int64_t rows) {
+std::size_t held_bytes(const CudaModel& model, std::int64_t rows) {
   DeviceCarver carver;
   HeldSpace(model, rows, carver);
   return carver.used();
 }
 
-} // namespace
+}  // namespace
 
 void StepGraph::capture_end(cudaStream_t stream) {
   cudaGraph_t graph = nullptr;
@@ -120,55 +108,47 @@ void StepGraph::launch(cudaStream_t stream) const {
 }
 
 void StepGraph::clear() {
-  if (exec_ != nullptr)
-    cudaGraphExecDestroy(exec_);
+  if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
   exec_ = nullptr;
 }
 
-CudaStages::CudaStages(CudaModel &model)
-    : model_(model), capture_stream_(model.device) {}
+CudaStages::CudaStages(CudaModel& model) : model_(model), capture_stream_(model.device) {}
 
 CudaStages::~CudaStages() { capture_abandon(); }
 
 /// Ends a capture that a step left behind when it was cancelled: nothing of it
 /// has run.
 void CudaStages::capture_abandon() noexcept {
-  if (!capturing_)
-    return;
+  if (!capturing_) return;
   capturing_ = false;
   cudaGraph_t graph = nullptr;
   cudaStreamEndCapture(capture_stream_, &graph);
-  if (graph != nullptr)
-    cudaGraphDestroy(graph);
+  if (graph != nullptr) cudaGraphDestroy(graph);
   cudaGetLastError();
 }
 
-std::size_t CudaStages::bytes() const {
-  return prompt_.bytes() + decode_.bytes() + kernel_space_.bytes() +
-         prompt_rows_.bytes();
+void CudaStages::bytes_count() {
+  *bytes_ = prompt_.bytes() + decode_.bytes() + kernel_space_.bytes() + prompt_rows_.bytes();
 }
 
 void CudaStages::trim() {
   const DeviceScope scope(model_.device);
-  if (prompt_.held.bytes() + prompt_rows_.bytes() <= kKeptBytes)
-    return;
+  if (prompt_.held.bytes() + prompt_rows_.bytes() <= kKeptBytes) return;
   model_.stream.wait();
   prompt_.held = Buffer();
   prompt_rows_ = Buffer();
+  bytes_count();
 }
 
 /// At least so many bytes. Captured steps hold the addresses of what they use.
-void CudaStages::grow(Buffer &buffer, std::size_t bytes) {
-  if (bytes <= buffer.bytes())
-    return;
-  if (capturing_)
-    fail_internal("a captured step needs memory that was not planned");
-  for (auto &[key, known] : known_)
-    known.graph.clear();
-  memory_require(static_cast<double>(bytes) -
-                     static_cast<double>(buffer.bytes()),
+void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
+  if (bytes <= buffer.bytes()) return;
+  if (capturing_) fail_internal("a captured step needs memory that was not planned");
+  for (auto& [key, known] : known_) known.graph.clear();
+  memory_require(static_cast<double>(bytes) - static_cast<double>(buffer.bytes()),
                  fmt::format("a step of {} tokens", rows_));
   buffer.require(bytes);
+  bytes_count();
   // Padding rows are computed from what is there: let it be numbers.
   Transfer(model_.stream).fill(buffer.as<void>(), buffer.bytes(), 0);
 }
@@ -182,29 +162,24 @@ void CudaStages::begin(std::span<const SequenceRun> runs) {
   mode_ = Mode::eager;
   queue_ = model_.stream.queue();
   step_ = nullptr;
-  for (const SequenceRun &run : runs) {
+  for (const SequenceRun& run : runs) {
     rows_ += length_of(run);
     single_ = single_ && run.tokens.size() == 1;
   }
   lane_ = single_ ? &decode_ : &prompt_;
-  if (known_.size() > kMostSteps)
-    known_.clear();
-  for (const SequenceRun &run : runs)
-    caches_of(run).sequence().prepare(length_of(run));
+  if (known_.size() > kMostSteps) known_.clear();
+  for (const SequenceRun& run : runs) caches_of(run).sequence().prepare(length_of(run));
   groups_make();
   grow(lane_->held, held_bytes(model_, padded_));
   DeviceCarver held(lane_->held.as<void>());
   const HeldSpace space(model_, padded_, held);
   hidden_ = space.hidden;
   turns_ = space.turns;
-  if (single_)
-    decode_memory();
+  if (single_) decode_memory();
   table_write();
   if (single_ && groups_.size() == 1 && graphs_on_) {
     step_ = &known_step(groups_[0]);
-    mode_ = step_->graph.ready() ? Mode::replay
-            : step_->seen        ? Mode::capture
-                                 : Mode::eager;
+    mode_ = step_->graph.ready() ? Mode::replay : step_->seen ? Mode::capture : Mode::eager;
     step_->seen = true;
   }
   if (mode_ == Mode::capture) {
@@ -213,21 +188,20 @@ void CudaStages::begin(std::span<const SequenceRun> runs) {
     capturing_ = true;
     queue_ = capture_stream_.queue();
   }
-  if (mode_ != Mode::replay)
-    step_start();
+  if (mode_ != Mode::replay) step_start();
 }
 
 /// Runs by store, and by whether they are of one token.
 void CudaStages::groups_make() {
   groups_.clear();
   for (std::size_t i = 0; i < runs_.size(); ++i) {
-    CacheStore &store = caches_of(runs_[i]).store();
+    CacheStore& store = caches_of(runs_[i]).store();
     const bool single = runs_[i].tokens.size() == 1;
-    auto group = std::ranges::find_if(groups_, [&](const Group &other) {
+    auto group = std::ranges::find_if(groups_, [&](const Group& other) {
       return other.store == &store && other.single == single;
     });
     if (group == groups_.end()) {
-      Group &made = groups_.emplace_back();
+      Group& made = groups_.emplace_back();
       made.store = &store;
       made.single = single;
       group = groups_.end() - 1;
@@ -238,33 +212,28 @@ void CudaStages::groups_make() {
   std::size_t views = 0;
   std::size_t kernels = 0;
   const bool alone = single_ && groups_.size() == 1;
-  for (Group &group : groups_) {
-    if (!group.single)
-      continue;
-    group.batch = alone ? batch_rows(group.runs.size())
-                        : static_cast<int>(group.runs.size());
+  for (Group& group : groups_) {
+    if (!group.single) continue;
+    group.batch = alone ? batch_rows(group.runs.size()) : static_cast<int>(group.runs.size());
     group.first_session = sessions;
     sessions += group.batch;
     group.plans = known_step(group).plans;
-    for (const auto &[kind, plan] : group.plans)
-      kernels = std::max(kernels, plan.workspace_bytes);
-    views += static_cast<std::size_t>(group.batch * group.store->layers()) *
-             sizeof(SessionView);
+    for (const auto& [kind, plan] : group.plans) kernels = std::max(kernels, plan.workspace_bytes);
+    views += static_cast<std::size_t>(group.batch * group.store->layers()) * sizeof(SessionView);
   }
   padded_ = alone ? groups_[0].batch : rows_;
   grow(kernel_space_, kernels);
   grow(lane_->views, views);
-  auto *at = lane_->views.as<SessionView>();
-  for (Group &group : groups_) {
-    if (!group.single)
-      continue;
+  auto* at = lane_->views.as<SessionView>();
+  for (Group& group : groups_) {
+    if (!group.single) continue;
     group.views = at;
     at += group.batch * group.store->layers();
   }
 }
 
 /// What is known of steps like this one.
-CudaStages::KnownStep &CudaStages::known_step(const Group &group) {
+CudaStages::KnownStep& CudaStages::known_step(const Group& group) {
   std::vector<std::int64_t> lengths;
   double sum = 0;
   std::int64_t longest = 0;
@@ -275,18 +244,16 @@ CudaStages::KnownStep &CudaStages::known_step(const Group &group) {
   }
   const int most = length_bucket(static_cast<double>(longest));
   const int mean = length_bucket(sum / static_cast<double>(lengths.size()));
-  KnownStep &known = known_[{group.store->id(), group.batch, most, mean}];
-  if (!known.plans.empty())
-    return known;
+  KnownStep& known = known_[{group.store->id(), group.batch, most, mean}];
+  if (!known.plans.empty()) return known;
   lengths.resize(static_cast<std::size_t>(group.batch), lengths.back());
   for (int layer = 0; layer < group.store->layers(); ++layer) {
     const int kind = group.store->kind(layer);
-    if (known.plans.contains(kind))
-      continue;
-    const LayerSpec &spec = group.store->spec(kind);
-    known.plans[kind] = decode_plan(
-        model_.device, spec.shape, spec.settings, group.store->type(),
-        lengths.data(), group.batch, bucket_longest(most), model_.kernels);
+    if (known.plans.contains(kind)) continue;
+    const LayerSpec& spec = group.store->spec(kind);
+    known.plans[kind] =
+        decode_plan(model_.device, spec.shape, spec.settings, group.store->type(), lengths.data(),
+                    group.batch, bucket_longest(most), model_.kernels);
   }
   return known;
 }
@@ -295,13 +262,10 @@ CudaStages::KnownStep &CudaStages::known_step(const Group &group) {
 void CudaStages::decode_memory() {
   std::size_t most = std::max(feed_forward_bytes(padded_), head_bytes(padded_));
   for (int layer = 0; layer < groups_[0].store->layers(); ++layer) {
-    const bool first = std::ranges::any_of(groups_, [&](const Group &group) {
-      return group.store->kind(layer) == layer;
-    });
-    if (!first)
-      continue;
-    most = std::max(most, spaces_prepare(static_cast<std::size_t>(layer),
-                                         {0, rows_}, nullptr));
+    const bool first = std::ranges::any_of(
+        groups_, [&](const Group& group) { return group.store->kind(layer) == layer; });
+    if (!first) continue;
+    most = std::max(most, spaces_prepare(static_cast<std::size_t>(layer), {0, rows_}, nullptr));
   }
   grow(lane_->work, most);
   DeviceCarver carver(lane_->work.as<void>());
@@ -313,45 +277,35 @@ void CudaStages::decode_memory() {
 void CudaStages::table_write() {
   const bool own_steps = model_.rope.depends_on_length();
   std::int64_t sessions = 0;
-  for (const Group &group : groups_)
-    sessions += group.batch;
-  const auto steps =
-      own_steps ? static_cast<std::int64_t>(runs_.size()) * model_.rope_pairs()
-                : 0;
-  const std::size_t bytes =
-      StepArrays(DeviceCarver(), padded_, sessions, steps).bytes;
+  for (const Group& group : groups_) sessions += group.batch;
+  const auto steps = own_steps ? static_cast<std::int64_t>(runs_.size()) * model_.rope_pairs() : 0;
+  const std::size_t bytes = StepArrays(DeviceCarver(), padded_, sessions, steps).bytes;
   grow(lane_->table, bytes);
-  table_copied_.wait(); // the step before may still be read
-  void *const memory = table_host_.require(bytes);
+  table_copied_.wait();  // the step before may still be read
+  void* const memory = table_host_.require(bytes);
   const StepArrays host(DeviceCarver(memory), padded_, sessions, steps);
-  table_ = StepArrays(DeviceCarver(lane_->table.as<void>()), padded_, sessions,
-                      steps);
+  table_ = StepArrays(DeviceCarver(lane_->table.as<void>()), padded_, sessions, steps);
   std::int64_t row = 0;
   for (std::size_t i = 0; i < runs_.size(); ++i) {
-    const SequenceRun &run = runs_[i];
+    const SequenceRun& run = runs_[i];
     for (std::int64_t k = 0; k < length_of(run); ++k, ++row) {
       host.tokens[row] = run.tokens[static_cast<std::size_t>(k)];
       host.positions[row] = static_cast<std::int32_t>(run.first + k);
       host.rope[row] = own_steps ? static_cast<std::int32_t>(i) : 0;
     }
-    if (!own_steps)
-      continue;
-    const std::vector<std::uint64_t> turns = rotation_steps(
-        {config().rope.layout, model_.rope.frequencies(run.rope_length)});
-    std::ranges::copy(turns, host.steps + static_cast<std::int64_t>(i) *
-                                              model_.rope_pairs());
+    if (!own_steps) continue;
+    const std::vector<std::uint64_t> turns =
+        rotation_steps({config().rope.layout, model_.rope.frequencies(run.rope_length)});
+    std::ranges::copy(turns, host.steps + static_cast<std::int64_t>(i) * model_.rope_pairs());
   }
-  for (; row < padded_; ++row)
-    host.tokens[row] = host.positions[row] = host.rope[row] = 0;
-  for (const Group &group : groups_) {
-    if (!group.single)
-      continue;
+  for (; row < padded_; ++row) host.tokens[row] = host.positions[row] = host.rope[row] = 0;
+  for (const Group& group : groups_) {
+    if (!group.single) continue;
     std::int64_t at = group.first_session;
     std::int64_t run_row = 0;
     std::size_t run = 0;
     for (const std::size_t index : group.runs) {
-      for (; run < index; ++run)
-        run_row += length_of(runs_[run]);
+      for (; run < index; ++run) run_row += length_of(runs_[run]);
       host.sessions[at] = caches_of(runs_[index]).sequence().step_row();
       host.single[at++] = static_cast<std::int32_t>(run_row);
     }
@@ -360,19 +314,18 @@ void CudaStages::table_write() {
       host.single[at] = 0;
     }
   }
-  check(cudaMemcpyAsync(lane_->table.as<void>(), memory, bytes,
-                        cudaMemcpyHostToDevice, model_.stream),
+  check(cudaMemcpyAsync(lane_->table.as<void>(), memory, bytes, cudaMemcpyHostToDevice,
+                        model_.stream),
         "copying a step to the GPU");
   table_copied_.record(model_.stream);
 }
 
 /// What all layers read: sessions, embeddings, angles.
 void CudaStages::step_start() {
-  for (const Group &group : groups_) {
-    if (!group.single)
-      continue;
-    group.store->views_gather(table_.sessions + group.first_session,
-                              group.batch, group.views, queue_);
+  for (const Group& group : groups_) {
+    if (!group.single) continue;
+    group.store->views_gather(table_.sessions + group.first_session, group.batch, group.views,
+                              queue_);
   }
   rows_embed(model_.weights.embedding, table_.tokens, padded_, config().hidden,
              static_cast<float>(config().embedding_scale), hidden_, queue_);
@@ -388,10 +341,8 @@ void CudaStages::step_start() {
   rope_turns(job, queue_);
 }
 
-void CudaStages::product_part(const DeviceLinear &layer, std::int64_t first,
-                              std::int64_t count, const bf16 *x,
-                              std::int64_t rows, float *out,
-                              std::int64_t stride) {
+void CudaStages::product_part(const DeviceLinear& layer, std::int64_t first, std::int64_t count,
+                              const bf16* x, std::int64_t rows, float* out, std::int64_t stride) {
   Product call;
   call.a = x;
   call.b = layer.weight + first * layer.in;
@@ -406,9 +357,8 @@ void CudaStages::product_part(const DeviceLinear &layer, std::int64_t first,
 
 /// out = x · Wᵀ in bf16, or in float32 where `wide`; with `residual` it is
 /// added there, scaled as the model does.
-void CudaStages::product(const DeviceLinear &layer, const bf16 *x,
-                         std::int64_t rows, void *out, bool wide,
-                         bool residual) {
+void CudaStages::product(const DeviceLinear& layer, const bf16* x, std::int64_t rows, void* out,
+                         bool wide, bool residual) {
   Product call;
   call.a = x;
   call.b = layer.weight;
@@ -426,7 +376,7 @@ void CudaStages::product(const DeviceLinear &layer, const bf16 *x,
 
 /// Normed rows of the residual at the beginning of the work memory, where all
 /// stages have them.
-bf16 *CudaStages::norm(const float *weight, RowRange rows) {
+bf16* CudaStages::norm(const float* weight, RowRange rows) {
   RowsNorm job;
   job.x = hidden(rows.first);
   job.x_stride = job.width = config().hidden;
@@ -454,7 +404,7 @@ void CudaStages::feed_forward(std::size_t index, RowRange asked) {
   const DeviceScope scope(model_.device);
   if (mode_ != Mode::replay) {
     const RowRange rows = single_ ? RowRange{0, padded_} : asked;
-    const DeviceLayer &layer = weights(index);
+    const DeviceLayer& layer = weights(index);
     grow(lane_->work, feed_forward_bytes(rows.count));
     DeviceCarver carver(lane_->work.as<void>());
     const FeedForwardSpace space(model_, rows.count, carver);
@@ -466,43 +416,38 @@ void CudaStages::feed_forward(std::size_t index, RowRange asked) {
       call.rows = rows.count;
       call.forced = tap_.forced;
       call.chosen = tap_.chosen;
-      experts_run(model_.weights.experts, layer.experts, call, space.experts,
-                  model_.kernels, queue_);
+      experts_run(model_.weights.experts, layer.experts, call, space.experts, model_.kernels,
+                  queue_);
     }
-    const DeviceFeedForward &dense = layer.feed_forward;
+    const DeviceFeedForward& dense = layer.feed_forward;
     if (!dense.down.empty()) {
       product(dense.gate_up, space.normed, rows.count, space.gate_up, false);
-      rows_swiglu(space.gate_up, dense.gate_up.bias, rows.count, dense.down.in,
-                  space.inner, queue_);
-      product(dense.down, space.inner, rows.count, hidden(rows.first), true,
-              true);
+      rows_swiglu(space.gate_up, dense.gate_up.bias, rows.count, dense.down.in, space.inner,
+                  queue_);
+      product(dense.down, space.inner, rows.count, hidden(rows.first), true, true);
       if (dense.down.bias != nullptr) {
-        rows_add_bias(dense.down.bias,
-                      static_cast<float>(config().residual_scale), rows.count,
+        rows_add_bias(dense.down.bias, static_cast<float>(config().residual_scale), rows.count,
                       config().hidden, hidden(rows.first), queue_);
       }
     }
   }
-  if (!single_ || !last_layer(index))
-    return;
+  if (!single_ || !last_layer(index)) return;
   if (mode_ != Mode::replay) {
     DeviceCarver carver(lane_->work.as<void>());
     const HeadSpace space(config(), padded_, carver);
     head(nullptr, padded_);
-    rows_argmax(space.logits, padded_, config().vocabulary, space.parts,
-                space.picks, queue_);
+    rows_argmax(space.logits, padded_, config().vocabulary, space.parts, space.picks, queue_);
   }
   if (mode_ == Mode::capture) {
     capturing_ = false;
     step_->graph.capture_end(capture_stream_);
   }
-  if (mode_ != Mode::eager)
-    step_->graph.launch(model_.stream);
+  if (mode_ != Mode::eager) step_->graph.launch(model_.stream);
 }
 
 /// Final norm and logits of rows `from` (null: the first rows) at the head's
 /// place in the work memory.
-void CudaStages::head(const std::int32_t *from, std::int64_t rows) {
+void CudaStages::head(const std::int32_t* from, std::int64_t rows) {
   DeviceCarver carver(lane_->work.as<void>());
   const HeadSpace space(config(), rows, carver);
   RowsNorm job;
@@ -523,46 +468,42 @@ void CudaStages::head(const std::int32_t *from, std::int64_t rows) {
 /// Logits of some rows of a prompt.
 void CudaStages::prompt_head(std::span<const RowRange> ranges) {
   std::int64_t rows = 0;
-  for (const RowRange &range : ranges)
-    rows += range.count;
+  for (const RowRange& range : ranges) rows += range.count;
   grow(lane_->work, head_bytes(rows));
   DeviceCarver carver(lane_->work.as<void>());
   const HeadSpace space(config(), rows, carver);
   table_copied_.wait();
-  auto *const host = static_cast<std::int32_t *>(table_host_.require(
-      static_cast<std::size_t>(rows) * sizeof(std::int32_t)));
+  auto* const host = static_cast<std::int32_t*>(
+      table_host_.require(static_cast<std::size_t>(rows) * sizeof(std::int32_t)));
   std::int64_t at = 0;
-  for (const RowRange &range : ranges) {
+  for (const RowRange& range : ranges) {
     for (std::int64_t i = 0; i < range.count; ++i) {
       host[at++] = static_cast<std::int32_t>(range.first + i);
     }
   }
-  check(cudaMemcpyAsync(space.from, host,
-                        static_cast<std::size_t>(rows) * sizeof(std::int32_t),
+  check(cudaMemcpyAsync(space.from, host, static_cast<std::size_t>(rows) * sizeof(std::int32_t),
                         cudaMemcpyHostToDevice, model_.stream),
         "copying a step to the GPU");
   table_copied_.record(model_.stream);
   head(space.from, rows);
 }
 
-const float *CudaStages::logits(std::span<const RowRange> ranges) {
+const float* CudaStages::logits(std::span<const RowRange> ranges) {
   const DeviceScope scope(model_.device);
   std::int64_t rows = 0;
-  for (const RowRange &range : ranges)
-    rows += range.count;
+  for (const RowRange& range : ranges) rows += range.count;
   const std::int64_t width = config().vocabulary;
-  auto *const host = static_cast<float *>(results_host_.require(
-      static_cast<std::size_t>(rows * width) * sizeof(float)));
-  const auto bring = [&](std::int64_t from, std::int64_t count, float *to) {
-    check(
-        cudaMemcpyAsync(to, logits_ + from * width,
-                        static_cast<std::size_t>(count * width) * sizeof(float),
-                        cudaMemcpyDeviceToHost, model_.stream),
-        "copying logits from the GPU");
+  auto* const host = static_cast<float*>(
+      results_host_.require(static_cast<std::size_t>(rows * width) * sizeof(float)));
+  const auto bring = [&](std::int64_t from, std::int64_t count, float* to) {
+    check(cudaMemcpyAsync(to, logits_ + from * width,
+                          static_cast<std::size_t>(count * width) * sizeof(float),
+                          cudaMemcpyDeviceToHost, model_.stream),
+          "copying logits from the GPU");
   };
   if (single_) {
-    float *to = host;
-    for (const RowRange &range : ranges) {
+    float* to = host;
+    for (const RowRange& range : ranges) {
       bring(range.first, range.count, to);
       to += range.count * width;
     }
@@ -574,51 +515,43 @@ const float *CudaStages::logits(std::span<const RowRange> ranges) {
   return host;
 }
 
-void CudaStages::picks(std::span<const RowRange> ranges,
-                       std::span<std::int32_t> out) {
+void CudaStages::picks(std::span<const RowRange> ranges, std::span<std::int32_t> out) {
   const DeviceScope scope(model_.device);
   std::int64_t rows = 0;
-  for (const RowRange &range : ranges)
-    rows += range.count;
+  for (const RowRange& range : ranges) rows += range.count;
   const std::int64_t count = single_ ? padded_ : rows;
   if (!single_) {
     prompt_head(ranges);
     DeviceCarver carver(lane_->work.as<void>());
     const HeadSpace space(config(), rows, carver);
-    rows_argmax(space.logits, rows, config().vocabulary, space.parts,
-                space.picks, queue_);
+    rows_argmax(space.logits, rows, config().vocabulary, space.parts, space.picks, queue_);
   }
   const auto bytes = static_cast<std::size_t>(count) * sizeof(std::int32_t);
-  auto *const host = static_cast<std::int32_t *>(results_host_.require(bytes));
-  check(cudaMemcpyAsync(host, picks_, bytes, cudaMemcpyDeviceToHost,
-                        model_.stream),
+  auto* const host = static_cast<std::int32_t*>(results_host_.require(bytes));
+  check(cudaMemcpyAsync(host, picks_, bytes, cudaMemcpyDeviceToHost, model_.stream),
         "copying tokens from the GPU");
   model_.stream.wait();
   auto to = out.begin();
   std::int64_t at = 0;
-  for (const RowRange &range : ranges) {
+  for (const RowRange& range : ranges) {
     for (std::int64_t i = 0; i < range.count; ++i, ++at) {
       *to++ = host[single_ ? range.first + i : at];
     }
   }
 }
 
-std::size_t CudaStages::activation_bytes(const CudaModel &model,
-                                         std::int64_t rows) {
-  const ModelConfig &config = model.config;
-  const AttentionShape &shape = config.attention;
+std::size_t CudaStages::activation_bytes(const CudaModel& model, std::int64_t rows) {
+  const ModelConfig& config = model.config;
+  const AttentionShape& shape = config.attention;
   DeviceCarver feed_forward;
   FeedForwardSpace(model, rows, feed_forward);
   // As ProjectionSpace in cuda_attention.cpp.
   DeviceCarver projection;
-  projection.take<bf16>(rows * (config.hidden + config.query_latent +
-                                shape.heads * shape.d_value));
-  projection.take<float>(
-      rows * (model.weights.layers[0].first.out +
-              (config.query_latent > 0 ? shape.heads * shape.d_score() : 0)));
-  return held_bytes(model, rows) +
-         StepArrays(DeviceCarver(), rows, 0, 0).bytes +
+  projection.take<bf16>(rows * (config.hidden + config.query_latent + shape.heads * shape.d_value));
+  projection.take<float>(rows * (model.weights.layers[0].first.out +
+                                 (config.query_latent > 0 ? shape.heads * shape.d_score() : 0)));
+  return held_bytes(model, rows) + StepArrays(DeviceCarver(), rows, 0, 0).bytes +
          std::max(feed_forward.used(), projection.used());
 }
 
-} // namespace lca::cuda
+}  // namespace lca::cuda

@@ -15,22 +15,21 @@ namespace {
 /// Unpacks on the host's threads into one half of the staging memory while the
 /// other is copied.
 class WeightUpload {
-public:
-  WeightUpload(Context &context, const Queue &queue, std::size_t total,
-               const std::function<void(double)> &progress)
-      : context_(context), queue_(queue), total_(total), progress_(progress),
-        half_values_(static_cast<bf16_bits *>(
-            staging_.require(2 * kPiece * sizeof(bf16_bits)))) {}
+ public:
+  WeightUpload(Context& context, const Queue& queue, std::size_t total,
+               const std::function<void(double)>& progress)
+      : context_(context),
+        queue_(queue),
+        total_(total),
+        progress_(progress),
+        half_values_(static_cast<bf16_bits*>(staging_.require(2 * kPiece * sizeof(bf16_bits)))) {}
 
   /// W + scale·B·A in bf16, row by row.
-  void linear(const Linear &layer, bf16 *to) {
-    matrix(layer.weight, layer.lora, to);
-  }
+  void linear(const Linear& layer, bf16* to) { matrix(layer.weight, layer.lora, to); }
 
-  void matrix(const PackedMatrix &weight, const Lora &lora, bf16 *to) {
+  void matrix(const PackedMatrix& weight, const Lora& lora, bf16* to) {
     const std::int64_t columns = weight.columns;
-    if (columns > kPiece)
-      fail_input("a weight of {} columns is too wide for the GPU", columns);
+    if (columns > kPiece) fail_input("a weight of {} columns is too wide for the GPU", columns);
     std::vector<float> a;
     if (!lora.empty()) {
       a.resize(static_cast<std::size_t>(lora.a.rows * columns));
@@ -42,37 +41,33 @@ public:
     for (std::int64_t first = 0; first < weight.rows; first += step) {
       const std::int64_t count = std::min(step, weight.rows - first);
       const PackedMatrix some = weight.slice(first, count);
-      bf16_bits *const half = next_half();
+      bf16_bits* const half = next_half();
       constexpr std::int64_t kTask = 16;
-      context_.state().pool.run(
-          (count + kTask - 1) / kTask, [&](std::int64_t task, int) {
-            for (std::int64_t i = task * kTask;
-                 i < std::min(count, (task + 1) * kTask); ++i) {
-              row_unpack(some, i, lora, first + i, a, half + i * columns);
-            }
-          });
+      context_.state().pool.run((count + kTask - 1) / kTask, [&](std::int64_t task, int) {
+        for (std::int64_t i = task * kTask; i < std::min(count, (task + 1) * kTask); ++i) {
+          row_unpack(some, i, lora, first + i, a, half + i * columns);
+        }
+      });
       send(half, count * columns, to + first * columns);
       pages_release(some.data, some.bytes());
     }
   }
 
   /// A dense copy of a view [heads][rows][columns].
-  void tensor(const ConstTensor &from, bf16 *to) {
+  void tensor(const ConstTensor& from, bf16* to) {
     const auto [heads, rows, columns] = from.shape;
     for (std::int64_t h = 0; h < heads; ++h) {
       for (std::int64_t row = 0; row < rows;) {
         const std::int64_t count =
             std::min(rows - row, std::max<std::int64_t>(1, kPiece / columns));
-        bf16_bits *const half = next_half();
+        bf16_bits* const half = next_half();
         for (std::int64_t i = 0; i < count; ++i) {
-          const void *const values = from.row(h, row + i);
+          const void* const values = from.row(h, row + i);
           if (from.dtype == DType::bf16) {
-            std::memcpy(half + i * columns, values,
-                        static_cast<std::size_t>(columns) * 2);
+            std::memcpy(half + i * columns, values, static_cast<std::size_t>(columns) * 2);
           } else {
-            const auto *const wide = static_cast<const float *>(values);
-            std::transform(wide, wide + columns, half + i * columns,
-                           bf16_from_f32);
+            const auto* const wide = static_cast<const float*>(values);
+            std::transform(wide, wide + columns, half + i * columns, bf16_from_f32);
           }
         }
         send(half, count * columns, to + (h * rows + row) * columns);
@@ -81,28 +76,24 @@ public:
     }
   }
 
-  void vector(const float *values, std::int64_t count, float *to) {
+  void vector(const float* values, std::int64_t count, float* to) {
     Transfer(queue_.stream)
-        .upload(std::span<const float>(values, static_cast<std::size_t>(count)),
-                to);
+        .upload(std::span<const float>(values, static_cast<std::size_t>(count)), to);
     report(static_cast<std::size_t>(count) * sizeof(float));
   }
 
   /// A matrix in float32.
-  void wide(const PackedMatrix &weight, float *to) {
-    std::vector<float> values(
-        static_cast<std::size_t>(weight.rows * weight.columns));
-    unpack_f32(weight.type, weight.data, values.data(),
-               weight.rows * weight.columns);
+  void wide(const PackedMatrix& weight, float* to) {
+    std::vector<float> values(static_cast<std::size_t>(weight.rows * weight.columns));
+    unpack_f32(weight.type, weight.data, values.data(), weight.rows * weight.columns);
     vector(values.data(), weight.rows * weight.columns, to);
   }
 
-private:
-  static constexpr std::int64_t kPiece = std::int64_t{8} << 20; // values
+ private:
+  static constexpr std::int64_t kPiece = std::int64_t{8} << 20;  // values
 
-  static void row_unpack(const PackedMatrix &some, std::int64_t index,
-                         const Lora &lora, std::int64_t row,
-                         const std::vector<float> &a, bf16_bits *to) {
+  static void row_unpack(const PackedMatrix& some, std::int64_t index, const Lora& lora,
+                         std::int64_t row, const std::vector<float>& a, bf16_bits* to) {
     const std::int64_t columns = some.columns;
     if (lora.empty()) {
       unpack_bf16(some.type, some.row(index), to, columns);
@@ -115,23 +106,22 @@ private:
     unpack_f32(lora.b.type, lora.b.row(row), b.data(), lora.a.rows);
     for (std::size_t r = 0; r < b.size(); ++r) {
       const float factor = lora.scale * b[r];
-      const float *const from =
-          a.data() + static_cast<std::int64_t>(r) * columns;
+      const float* const from = a.data() + static_cast<std::int64_t>(r) * columns;
       for (std::int64_t c = 0; c < columns; ++c)
         values[static_cast<std::size_t>(c)] += factor * from[c];
     }
     std::transform(values.begin(), values.end(), to, bf16_from_f32);
   }
 
-  bf16_bits *next_half() {
+  bf16_bits* next_half() {
     half_ = 1 - half_;
     copied_[half_].wait();
     return half_values_ + half_ * kPiece;
   }
 
-  void send(const bf16_bits *from, std::int64_t count, bf16 *to) {
-    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * 2,
-                          cudaMemcpyHostToDevice, queue_.stream),
+  void send(const bf16_bits* from, std::int64_t count, bf16* to) {
+    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * 2, cudaMemcpyHostToDevice,
+                          queue_.stream),
           "copying weights to the GPU");
     copied_[half_].record(queue_.stream);
     report(static_cast<std::size_t>(count) * 2);
@@ -140,18 +130,17 @@ private:
   void report(std::size_t bytes) {
     done_ += bytes;
     if (progress_) {
-      progress_(std::min(1.0, static_cast<double>(done_) /
-                                  static_cast<double>(total_)));
+      progress_(std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)));
     }
   }
 
-  Context &context_;
+  Context& context_;
   Queue queue_;
   std::size_t total_;
   std::size_t done_ = 0;
-  const std::function<void(double)> &progress_;
+  const std::function<void(double)>& progress_;
   PinnedMemory staging_;
-  bf16_bits *half_values_; // two pieces
+  bf16_bits* half_values_;  // two pieces
   Event copied_[2];
   int half_ = 0;
 };
@@ -159,27 +148,22 @@ private:
 /// Lays the weights out and, where there is an upload, fills them. The same
 /// code counts and copies.
 class WeightLayout {
-public:
-  WeightLayout(const ModelConfig &config, const DecoderWeights &host,
-               void *memory, WeightUpload *upload, const Queue &queue)
-      : config_(config), host_(host), carver_(memory), upload_(upload),
-        queue_(queue) {}
+ public:
+  WeightLayout(const ModelConfig& config, const DecoderWeights& host, void* memory,
+               WeightUpload* upload, const Queue& queue)
+      : config_(config), host_(host), carver_(memory), upload_(upload), queue_(queue) {}
 
   DeviceWeights make() {
     DeviceWeights weights;
     weights.experts = experts_shape();
-    if (fuses_shared())
-      weights.experts.shared = static_cast<int>(config_.experts.shared);
+    if (fuses_shared()) weights.experts.shared = static_cast<int>(config_.experts.shared);
     experts_ = weights.experts;
-    bf16 *const embedding = matrix(config_.vocabulary * config_.hidden);
-    if (upload_ != nullptr)
-      upload_->matrix(host_.embedding, {}, embedding);
+    bf16* const embedding = matrix(config_.vocabulary * config_.hidden);
+    if (upload_ != nullptr) upload_->matrix(host_.embedding, {}, embedding);
     weights.embedding = embedding;
-    for (const DecoderLayer &layer : host_.layers)
-      weights.layers.push_back(make_layer(layer));
+    for (const DecoderLayer& layer : host_.layers) weights.layers.push_back(make_layer(layer));
     weights.norm = vector(host_.norm, config_.hidden);
-    if (host_.head.weight.data == host_.embedding.data &&
-        host_.head.lora.empty()) {
+    if (host_.head.weight.data == host_.embedding.data && host_.head.lora.empty()) {
       weights.head = {embedding, nullptr, config_.vocabulary, config_.hidden};
     } else {
       weights.head = joined({&host_.head});
@@ -189,9 +173,9 @@ public:
 
   std::size_t bytes() const { return carver_.used(); }
 
-private:
+ private:
   ExpertsShape experts_shape() const {
-    const ExpertConfig &experts = config_.experts;
+    const ExpertConfig& experts = config_.experts;
     ExpertsShape shape;
     shape.hidden = static_cast<int>(config_.hidden);
     shape.width = static_cast<int>(experts.width);
@@ -206,12 +190,10 @@ private:
   }
 
   /// Shared experts run with the chosen ones; a bias is only for dense layers.
-  bool fuses_shared() const {
-    return config_.experts.shared > 0 && !config_.mlp_bias;
-  }
+  bool fuses_shared() const { return config_.experts.shared > 0 && !config_.mlp_bias; }
 
-  DeviceLayer make_layer(const DecoderLayer &layer) {
-    const AttentionShape &shape = config_.attention;
+  DeviceLayer make_layer(const DecoderLayer& layer) {
+    const AttentionShape& shape = config_.attention;
     DeviceLayer made;
     made.attention_norm = vector(layer.attention_norm, config_.hidden);
     if (shape.form == Form::gqa) {
@@ -230,75 +212,65 @@ private:
     }
     made.o = joined({&layer.o});
     made.feed_forward_norm = vector(layer.feed_forward_norm, config_.hidden);
-    if (!layer.experts.empty())
-      make_experts(layer, made.experts);
+    if (!layer.experts.empty()) make_experts(layer, made.experts);
     const bool alone = layer.experts.empty() || !fuses_shared();
     if (alone && !layer.feed_forward.gate.empty()) {
-      made.feed_forward.gate_up =
-          joined({&layer.feed_forward.gate, &layer.feed_forward.up});
+      made.feed_forward.gate_up = joined({&layer.feed_forward.gate, &layer.feed_forward.up});
       made.feed_forward.down = joined({&layer.feed_forward.down});
     }
     return made;
   }
 
-  void make_experts(const DecoderLayer &layer, ExpertsWeights &made) {
-    float *const router =
-        carver_.take<float>(config_.experts.count * config_.hidden);
-    bf16 *const gate_up = matrix(experts_.gate_up_elements());
-    bf16 *const down = matrix(experts_.down_elements());
+  void make_experts(const DecoderLayer& layer, ExpertsWeights& made) {
+    float* const router = carver_.take<float>(config_.experts.count * config_.hidden);
+    bf16* const gate_up = matrix(experts_.gate_up_elements());
+    bf16* const down = matrix(experts_.down_elements());
     made.router = router;
     made.gate_up = gate_up;
     made.down = down;
-    if (upload_ == nullptr)
-      return;
+    if (upload_ == nullptr) return;
     upload_->wide(layer.router.weight, router);
     const std::int64_t values = config_.experts.width * config_.hidden;
     const std::int64_t shared = experts_.shared;
-    const auto most =
-        static_cast<std::size_t>(values * std::max<std::int64_t>(shared, 1));
-    if (plain_.bytes() < 3 * most * sizeof(bf16))
-      plain_ = Buffer(3 * most * sizeof(bf16));
-    bf16 *const gate = plain_.as<bf16>();
-    bf16 *const up = gate + most;
-    bf16 *const back = up + most;
-    const auto send = [&](const FeedForwardWeights &expert) {
+    const auto most = static_cast<std::size_t>(values * std::max<std::int64_t>(shared, 1));
+    if (plain_.bytes() < 3 * most * sizeof(bf16)) plain_ = Buffer(3 * most * sizeof(bf16));
+    bf16* const gate = plain_.as<bf16>();
+    bf16* const up = gate + most;
+    bf16* const back = up + most;
+    const auto send = [&](const FeedForwardWeights& expert) {
       upload_->linear(expert.gate, gate);
       upload_->linear(expert.up, up);
       upload_->linear(expert.down, back);
     };
     for (std::size_t e = 0; e < layer.experts.size(); ++e) {
       send(layer.experts[e]);
-      expert_store(experts_, static_cast<int>(e),
-                   {gate, up, back, config_.experts.width}, gate_up, down,
-                   queue_);
+      expert_store(experts_, static_cast<int>(e), {gate, up, back, config_.experts.width}, gate_up,
+                   down, queue_);
     }
-    if (shared == 0)
-      return;
+    if (shared == 0) return;
     send(layer.feed_forward);
     for (std::int64_t s = 0; s < shared; ++s) {
       expert_store(experts_, static_cast<int>(config_.experts.count + s),
-                   {gate + s * values, up + s * values,
-                    back + s * config_.experts.width,
+                   {gate + s * values, up + s * values, back + s * config_.experts.width,
                     shared * config_.experts.width},
                    gate_up, down, queue_);
     }
   }
 
   /// Layers of equal width as one: their outputs follow one another.
-  DeviceLinear joined(std::initializer_list<const Linear *> parts) {
+  DeviceLinear joined(std::initializer_list<const Linear*> parts) {
     DeviceLinear made;
     bool bias = false;
-    for (const Linear *part : parts) {
+    for (const Linear* part : parts) {
       made.out += part->out();
       made.in = part->in();
       bias = bias || part->bias != nullptr;
     }
-    bf16 *to = matrix(made.out * made.in);
+    bf16* to = matrix(made.out * made.in);
     made.weight = to;
     std::vector<float> biases;
-    for (const Linear *part : parts) {
-      if (upload_ != nullptr)
-        upload_->linear(*part, to + std::ssize(biases) * made.in);
+    for (const Linear* part : parts) {
+      if (upload_ != nullptr) upload_->linear(*part, to + std::ssize(biases) * made.in);
       // A part without a bias has one of zeros.
       const auto count = static_cast<std::size_t>(part->out());
       if (part->bias != nullptr) {
@@ -307,48 +279,44 @@ private:
         biases.insert(biases.end(), count, 0.0F);
       }
     }
-    if (bias)
-      made.bias = vector(biases.data(), made.out);
+    if (bias) made.bias = vector(biases.data(), made.out);
     return made;
   }
 
-  bf16 *matrix(std::int64_t values) { return carver_.take<bf16>(values); }
+  bf16* matrix(std::int64_t values) { return carver_.take<bf16>(values); }
 
-  const bf16 *tensor(const ConstTensor &from) {
-    bf16 *const to = matrix(from.shape[0] * from.shape[1] * from.shape[2]);
-    if (upload_ != nullptr)
-      upload_->tensor(from, to);
+  const bf16* tensor(const ConstTensor& from) {
+    bf16* const to = matrix(from.shape[0] * from.shape[1] * from.shape[2]);
+    if (upload_ != nullptr) upload_->tensor(from, to);
     return to;
   }
 
-  const float *vector(const float *values, std::int64_t count) {
-    auto *const to = carver_.take<float>(count);
-    if (upload_ != nullptr)
-      upload_->vector(values, count, to);
+  const float* vector(const float* values, std::int64_t count) {
+    auto* const to = carver_.take<float>(count);
+    if (upload_ != nullptr) upload_->vector(values, count, to);
     return to;
   }
 
-  const ModelConfig &config_;
-  const DecoderWeights &host_;
+  const ModelConfig& config_;
+  const DecoderWeights& host_;
   ExpertsShape experts_;
   DeviceCarver carver_;
-  WeightUpload *upload_;
+  WeightUpload* upload_;
   Queue queue_;
-  Buffer plain_; // an expert before it is arranged
+  Buffer plain_;  // an expert before it is arranged
 };
 
-} // namespace
+}  // namespace
 
-std::size_t device_weight_bytes(const ModelConfig &config,
-                                const DecoderWeights &weights) {
+std::size_t device_weight_bytes(const ModelConfig& config, const DecoderWeights& weights) {
   WeightLayout layout(config, weights, nullptr, nullptr, {});
   layout.make();
   return layout.bytes();
 }
 
-DeviceWeights device_weights(Context &context, const ModelConfig &config,
-                             const DecoderWeights &weights, const Queue &queue,
-                             const std::function<void(double)> &progress) {
+DeviceWeights device_weights(Context& context, const ModelConfig& config,
+                             const DecoderWeights& weights, const Queue& queue,
+                             const std::function<void(double)>& progress) {
   const std::size_t total = device_weight_bytes(config, weights);
   memory_require(static_cast<double>(total), "the model in bf16");
   Buffer memory(total);
@@ -363,4 +331,4 @@ DeviceWeights device_weights(Context &context, const ModelConfig &config,
   return made;
 }
 
-} // namespace lca::cuda
+}  // namespace lca::cuda

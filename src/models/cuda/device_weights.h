@@ -20,8 +20,8 @@ namespace lca::cuda {
 /// A linear layer; several that read the same rows are one, output after
 /// output.
 struct DeviceLinear {
-  const bf16 *weight = nullptr; ///< [out][in]
-  const float *bias = nullptr;  ///< [out], or null
+  const bf16* weight = nullptr;  ///< [out][in]
+  const float* bias = nullptr;   ///< [out], or null
   std::int64_t out = 0, in = 0;
 
   bool empty() const { return weight == nullptr; }
@@ -34,17 +34,17 @@ struct DeviceFeedForward {
 
 /// One layer. What an architecture does not have stays empty.
 struct DeviceLayer {
-  const float *attention_norm = nullptr;
-  DeviceLinear first;              ///< GQA: q, k, v; MLA: q (or q_a), kv_a
-  const float *q_a_norm = nullptr; ///< MLA with compressed queries
-  DeviceLinear q_b;                ///< the same
-  const float *kv_a_norm = nullptr;
-  const bf16 *w_uk = nullptr; ///< MLA [H][d_n][d_c]
-  const bf16 *w_uv = nullptr; ///< MLA [H][d_v][d_c]
+  const float* attention_norm = nullptr;
+  DeviceLinear first;               ///< GQA: q, k, v; MLA: q (or q_a), kv_a
+  const float* q_a_norm = nullptr;  ///< MLA with compressed queries
+  DeviceLinear q_b;                 ///< the same
+  const float* kv_a_norm = nullptr;
+  const bf16* w_uk = nullptr;  ///< MLA [H][d_n][d_c]
+  const bf16* w_uv = nullptr;  ///< MLA [H][d_v][d_c]
   DeviceLinear o;
-  const float *feed_forward_norm = nullptr;
-  DeviceFeedForward feed_forward; ///< dense layers; shared experts that
-                                  ///< `experts` does not hold
+  const float* feed_forward_norm = nullptr;
+  DeviceFeedForward feed_forward;  ///< dense layers; shared experts that
+                                   ///< `experts` does not hold
   ExpertsWeights experts;
 
   bool has_experts() const { return experts.router != nullptr; }
@@ -52,21 +52,20 @@ struct DeviceLayer {
 
 struct DeviceWeights {
   Buffer memory;
-  const bf16 *embedding = nullptr; ///< [vocabulary][hidden]
+  const bf16* embedding = nullptr;  ///< [vocabulary][hidden]
   std::vector<DeviceLayer> layers;
-  const float *norm = nullptr;
+  const float* norm = nullptr;
   DeviceLinear head;
-  ExpertsShape experts; ///< of the layers that have them
+  ExpertsShape experts;  ///< of the layers that have them
 };
 
 /// Bytes that the weights will take.
-std::size_t device_weight_bytes(const ModelConfig &config,
-                                const DecoderWeights &weights);
+std::size_t device_weight_bytes(const ModelConfig& config, const DecoderWeights& weights);
 
 /// Copies the weights to the current GPU. Throws Error (out of memory) in one
 /// line where they do not fit. `progress` receives 0 … 1 and may throw.
-DeviceWeights device_weights(Context &context, const ModelConfig &config,
-                             const DecoderWeights &weights, const Queue &queue,
-                             const std::function<void(double)> &progress);
+DeviceWeights device_weights(Context& context, const ModelConfig& config,
+                             const DecoderWeights& weights, const Queue& queue,
+                             const std::function<void(double)>& progress);
 
-} // namespace lca::cuda
+}  // namespace lca::cuda

@@ -12,13 +12,12 @@ namespace lca::cuda {
 
 /// The arrays of a table, on the host or on the GPU.
 struct StepArrays {
-  std::int32_t *tokens = nullptr;    ///< [rows]
-  std::int32_t *positions = nullptr; ///< [rows]
-  std::int32_t *rope = nullptr;      ///< [rows]: which list of steps
-  std::int32_t *single = nullptr; ///< [sessions]: rows of the runs of one token
-  StepRow *sessions = nullptr;    ///< [sessions]
-  std::uint64_t *steps =
-      nullptr; ///< [steps]: RoPE's, where they depend on the length
+  std::int32_t* tokens = nullptr;     ///< [rows]
+  std::int32_t* positions = nullptr;  ///< [rows]
+  std::int32_t* rope = nullptr;       ///< [rows]: which list of steps
+  std::int32_t* single = nullptr;     ///< [sessions]: rows of the runs of one token
+  StepRow* sessions = nullptr;        ///< [sessions]
+  std::uint64_t* steps = nullptr;     ///< [steps]: RoPE's, where they depend on the length
 
   StepArrays() = default;
   StepArrays(DeviceCarver carver, std::int64_t rows, std::int64_t session_rows,
@@ -35,4 +34,4 @@ struct StepArrays {
   std::size_t bytes = 0;
 };
 
-} // namespace lca::cuda
+}  // namespace lca::cuda
