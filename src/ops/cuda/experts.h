@@ -57,7 +57,7 @@ struct ExpertsCall {
   std::int64_t rows = 0;
   const int* forced = nullptr;  ///< [rows][per_token]: experts to pass instead of choosing; or
                                 ///< null. Their weights are the router's.
-  int* chosen = nullptr;  ///< [rows][per_token]: receives the experts passed; or null
+  int* chosen = nullptr;        ///< [rows][per_token]: receives the experts passed; or null
 };
 
 /// Rows that are computed together; calls with more go through the workspace in slices.

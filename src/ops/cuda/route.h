@@ -37,7 +37,7 @@ struct Route {
 };
 
 /// Enqueues logits, choice and weights.
-void route_choose(const RouteRule& rule, const Route& route, Kernels kernels, const Queue& queue);
+void route_choose(const RouteRule& rule, const Route& route, const Queue& queue);
 
 /// Rows sorted by expert: those of expert e are `begin[e]` … `begin[e + 1]` − 1 of the sorted
 /// order, by row number. Shared experts follow, each with all rows.
