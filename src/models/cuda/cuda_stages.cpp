@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "attention/rotate.h"
+#include "core/cuda/profile_range.h"
 #include "core/error.h"
+#include "ops/cuda/thin.h"
 
 namespace lca::cuda {
 namespace {
@@ -155,6 +157,7 @@ void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
 
 void CudaStages::begin(std::span<const SequenceRun> runs) {
   const DeviceScope scope(model_.device);
+  const ProfileRange range("lca begin");
   capture_abandon();
   runs_ = runs;
   rows_ = 0;
@@ -352,6 +355,29 @@ void CudaStages::product_part(const DeviceLinear& layer, std::int64_t first, std
   call.columns = count;
   call.inner = call.a_stride = call.b_stride = layer.in;
   call.c_stride = stride;
+  multiply(call);
+}
+
+/// With few rows the weights are what takes time: kernels that only stream them.
+void CudaStages::multiply(const Product& call) {
+  if (call.rows <= kThinRows && call.alpha == 1) {
+    Thin thin;
+    thin.x = call.a;
+    thin.w = call.b;
+    thin.y = call.c;
+    thin.rows = static_cast<int>(call.rows);
+    thin.columns = static_cast<int>(call.columns);
+    thin.inner = static_cast<int>(call.inner);
+    thin.x_stride = call.a_stride;
+    thin.w_stride = call.b_stride;
+    thin.y_stride = call.c_stride;
+    thin.y_float = call.c_float;
+    thin.accumulate = call.accumulate;
+    if (thin_fits(thin)) {
+      thin_multiply(thin, queue_);
+      return;
+    }
+  }
   model_.product_space().multiply(call, queue_);
 }
 
@@ -371,7 +397,7 @@ void CudaStages::product(const DeviceLinear& layer, const bf16* x, std::int64_t 
     call.accumulate = true;
     call.alpha = static_cast<float>(config().residual_scale);
   }
-  model_.product_space().multiply(call, queue_);
+  multiply(call);
 }
 
 /// Normed rows of the residual at the beginning of the work memory, where all
@@ -402,6 +428,7 @@ std::size_t CudaStages::head_bytes(std::int64_t rows) const {
 
 void CudaStages::feed_forward(std::size_t index, RowRange asked) {
   const DeviceScope scope(model_.device);
+  const ProfileRange range("lca feed forward");
   if (mode_ != Mode::replay) {
     const RowRange rows = single_ ? RowRange{0, padded_} : asked;
     const DeviceLayer& layer = weights(index);
@@ -490,6 +517,7 @@ void CudaStages::prompt_head(std::span<const RowRange> ranges) {
 
 const float* CudaStages::logits(std::span<const RowRange> ranges) {
   const DeviceScope scope(model_.device);
+  const ProfileRange mark("lca logits");
   std::int64_t rows = 0;
   for (const RowRange& range : ranges) rows += range.count;
   const std::int64_t width = config().vocabulary;
@@ -517,6 +545,7 @@ const float* CudaStages::logits(std::span<const RowRange> ranges) {
 
 void CudaStages::picks(std::span<const RowRange> ranges, std::span<std::int32_t> out) {
   const DeviceScope scope(model_.device);
+  const ProfileRange mark("lca picks");
   std::int64_t rows = 0;
   for (const RowRange& range : ranges) rows += range.count;
   const std::int64_t count = single_ ? padded_ : rows;

@@ -123,6 +123,7 @@ class CudaStages final : public Stages {
   void capture_abandon() noexcept;
   void grow(Buffer& buffer, std::size_t bytes);
   void bytes_count();
+  void multiply(const Product& call);
   void product(const DeviceLinear& layer, const bf16* x, std::int64_t rows, void* out, bool wide,
                bool residual = false);
   void product_part(const DeviceLinear& layer, std::int64_t first, std::int64_t count,
