@@ -99,8 +99,8 @@ std::size_t chunk_space_bytes(const LayerSpec& spec, const ChunkRows& rows);
 ChunkSpace chunk_space(const LayerSpec& spec, const ChunkRows& rows, void* memory);
 
 /// Condenses the groups that leave the window, attends with all new queries, and stores what stays:
-/// entries and recent queries, in the windows that the pieces name. Not for layers whose summary
-/// waits for the prompt's end, unless a piece is one token.
+/// entries and recent queries, in the windows that the pieces name. Where the layer's summary waits
+/// for the prompt's end, a piece is taken for a whole prompt; `prompt_…` takes one in chunks.
 void chunk_run(const LayerView& layer, const ChunkPlan& plan, const ChunkSpace& space,
                const ProductSpace& products, const Queue& queue);
 

@@ -34,8 +34,8 @@ class PageList {
 /// A window that is closed with the object.
 class WindowHandle {
  public:
-  explicit WindowHandle(std::shared_ptr<CacheStore> store)
-      : store_(std::move(store)), number_(store_->window_open()) {}
+  WindowHandle(std::shared_ptr<CacheStore> store, std::int64_t tokens)
+      : store_(std::move(store)), number_(store_->window_open(tokens)) {}
   ~WindowHandle();
   WindowHandle(WindowHandle&& other) noexcept = default;
   WindowHandle& operator=(WindowHandle&& other) noexcept;
@@ -46,6 +46,14 @@ class WindowHandle {
   int number_;
 };
 
+/// A sequence or a mark, as its contents are read and written from outside.
+struct HeldCache {
+  CachePlace place;  ///< a mark has no slot
+  const PageList* pages = nullptr;
+  std::int64_t length = 0;
+  std::int64_t queries_first = 0;  ///< earlier queries are not held
+};
+
 /// A position that a sequence can return to: a copy of its window, and its representatives, shared.
 /// Dense layers are cut back instead.
 struct CacheMark {
@@ -53,6 +61,8 @@ struct CacheMark {
   std::int64_t queries_first = 0;
   WindowHandle window;
   PageList pages;
+
+  HeldCache held() const { return {{0, window.number()}, &pages, length, queries_first}; }
 };
 
 /// What a chunk of a prompt reads and writes.
@@ -61,6 +71,7 @@ struct ChunkRequest {
   CachePlace to;  ///< another window, or the same one where nothing can be rolled back
   std::int64_t before = 0;
   std::int64_t tokens = 0;
+  std::int64_t queries_first = 0;  ///< earlier queries are not held
 };
 
 /// A step goes: prepare(tokens), the calls of all layers, commit. A single token is written in
@@ -75,10 +86,7 @@ class CacheSequence {
 
   CacheStore& store() const { return *store_; }
   std::int64_t length() const { return length_; }
-  CachePlace place() const { return {slot_, window_.number()}; }
-  const PageList& pages() const { return pages_; }
-  /// The first position whose query is held.
-  std::int64_t queries_first() const { return queries_first_; }
+  HeldCache held() const { return {{slot_, window_.number()}, &pages_, length_, queries_first_}; }
 
   /// Memory for the step's tokens: pages (those that others share too are copied before they are
   /// written), dense rows, a spare window. Enqueues changes of the page table; must not be called
@@ -95,8 +103,8 @@ class CacheSequence {
   /// The shortest prefix `truncate` accepts.
   std::int64_t truncate_floor() const;
   void truncate(std::int64_t length);
-  /// What was written from outside: all layers hold `length` tokens.
-  void set_length(std::int64_t length, std::int64_t queries_first);
+  /// Becomes a sequence of `length` tokens in memory of its own, which the caller then writes.
+  void replace(std::int64_t length, std::int64_t queries_first);
 
   /// Enqueue device copies.
   std::unique_ptr<CacheSequence> fork() const;
@@ -115,8 +123,8 @@ class CacheSequence {
   PageList pages_;
   std::int64_t pages_before_ = 0;  // of a step
   std::int64_t length_ = 0;
-  std::int64_t tokens_ = 0;  // of the prepared step
-  std::int64_t queries_first_ = 0;
+  std::int64_t tokens_ = 0;         // of the prepared step
+  std::int64_t queries_first_ = 0;  // earlier queries are not held; later ones may be gone too
 };
 
 }  // namespace lca::cuda

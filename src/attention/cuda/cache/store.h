@@ -19,7 +19,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/cuda/cache/backed_memory.h"
+#include "attention/cuda/cache/exact_blocks.h"
 #include "attention/cuda/views.h"
 #include "core/cuda/memory.h"
 #include "core/cuda/transfer.h"
@@ -125,11 +125,13 @@ class CacheStore {
 
   // --- what CacheSequence is made of -----------------------------------------------------------
 
-  /// A free window, contents undefined. Throws Error (out of memory).
-  int window_open();
+  /// A free window with memory for `tokens` tokens, contents undefined. Throws Error (out of
+  /// memory), as everything below that needs memory does; then nothing has changed.
+  int window_open(std::int64_t tokens);
+  void window_require(int window, std::int64_t tokens);
   void window_close(int window) noexcept;
-  /// Enqueues a copy of everything in a window.
-  void window_copy(int from, int to);
+  /// Enqueues a copy of all that a window of `tokens` tokens holds.
+  void window_copy(int from, int to, std::int64_t tokens);
 
   int slot_open();
   void slot_close(int slot) noexcept;
@@ -138,6 +140,8 @@ class CacheStore {
   /// Enqueues a copy of the first tokens of dense layers.
   void dense_copy(int from, int to, std::int64_t tokens);
 
+  /// Throws Error (out of memory) where so many more pages cannot fit.
+  void pages_expect(std::int64_t count);
   /// A free page with one holder.
   std::int32_t page_take();
   void page_hold(std::int32_t page) { ++page_holders_[static_cast<std::size_t>(page)]; }
@@ -151,16 +155,17 @@ class CacheStore {
   /// A page number as tables have it.
   std::int32_t table_entry(std::int32_t page) const;
 
-  /// Representatives of a prefix of `length` tokens: the fewest and the most of any layer that
-  /// condenses; 0 where none does.
+  /// Representatives of a prefix of `length` tokens: the fewest of any layer that condenses; 0
+  /// where none does.
   std::int64_t groups_fewest(std::int64_t length) const;
-  std::int64_t groups_most(std::int64_t length) const;
+  /// Whether some layer condenses a group between two lengths.
+  bool groups_grow(std::int64_t before, std::int64_t after) const;
   /// Pages a sequence of `length` tokens needs.
   std::int64_t pages_for(std::int64_t length) const;
 
   // --- memory ----------------------------------------------------------------------------------
 
-  int windows_open() const { return windows_.taken(); }
+  int windows_open() const { return windows_.taken() - static_cast<int>(warm_windows_.size()); }
   int slots_open() const { return slots_.taken(); }
   int pages_held() const { return pages_.taken(); }
   /// Memory the store holds now: whole granules, those kept for the next window included.
@@ -173,8 +178,8 @@ class CacheStore {
   class Numbers {
    public:
     explicit Numbers(int most = 0) : most_(most) {}
-    /// −1 where all are taken.
-    int take();
+    /// Throws Error (out of memory) where all are taken.
+    int take(const char* what);
     void give(int number);
     int taken() const { return next_ - static_cast<int>(free_.size()); }
     int most() const { return most_; }
@@ -184,23 +189,27 @@ class CacheStore {
     int next_ = 0;
     std::set<int> free_;
   };
-  /// An array of equal blocks.
+  /// An array of equal blocks, each with memory or without.
   struct Blocks {
     BackedMemory memory;
-    std::size_t each = 0;   // bytes
-    std::size_t slack = 0;  // bytes behind a block that kernels may read too
-  };
-  /// One dense layer's tokens: [slots][longest] rows.
-  struct DenseRows {
-    std::size_t begin = 0;  // in a slot's block
-    std::size_t row = 0;    // bytes
-  };
-  struct Plan;
+    std::size_t each = 0;  // bytes
 
-  void blocks_hold(std::span<Blocks* const> all, int number, const char* what);
+    std::size_t begin(int number) const { return static_cast<std::size_t>(number) * each; }
+  };
+
+  void layers_lay();
+  void pages_lay();
+  void windows_lay();
+  void slots_lay();
+  void blocks_hold(std::span<Blocks* const> all, int number);
   void blocks_drop(std::span<Blocks* const> all, int number) noexcept;
+  std::size_t blocks_missing(std::span<Blocks* const> all, int number) const;
+  void blocks_copy(std::span<Blocks* const> all, int from, int to);
+  void room_check(std::size_t needed);
   template <typename Hold>
-  void with_room(const Hold& hold);
+  void with_room(std::size_t needed, const Hold& hold);
+  const cudaStream_t* poison() const { return limits_.poison ? &queue_.stream : nullptr; }
+  void window_release(int window) noexcept;
   void rest() const noexcept;
 
   const Device& device_;
@@ -211,17 +220,17 @@ class CacheStore {
   Queue queue_;
   std::uint64_t id_;
   std::vector<LayerCache> layers_;
-  int condensing_ = 0;  // layers
+  std::vector<int> condensing_;  // layers
   int pages_each_ = 0;
 
-  Blocks exact_semantic_, exact_positional_, summary_, recent_nope_, recent_rope_;  // by window
-  Blocks group_semantic_, group_positional_, semantic_scale_, positional_scale_, bias_;  // by page
-  Blocks tables_;                                                                        // by slot
-  Blocks dense_semantic_, dense_positional_;                            // by slot; held row by row
-  std::vector<DenseRows> dense_semantic_rows_, dense_positional_rows_;  // one per dense layer
-  std::vector<std::int64_t> dense_tokens_;  // by slot: tokens with memory
-  std::vector<Blocks*> window_blocks_, page_blocks_;
-  Buffer places_;  // LayerPlace [layers]
+  ExactBlocks window_rows_;                          // by window
+  Blocks summary_, recent_nope_, recent_rope_;       // by window
+  Blocks group_semantic_, group_positional_;         // by page
+  Blocks semantic_scale_, positional_scale_, bias_;  // by page
+  Blocks tables_;                                    // by slot
+  ExactBlocks dense_rows_;                           // by slot
+  std::vector<Blocks*> query_blocks_, page_blocks_, table_blocks_;
+  Buffer layers_on_device_;  // LayerCache [layers]
   Buffer rotation_steps_;
 
   Numbers windows_, slots_, pages_;
