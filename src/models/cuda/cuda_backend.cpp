@@ -17,7 +17,8 @@ using namespace cuda;
 
 /// Sequences at a time and tokens of one: addresses alone, memory comes as it
 /// is needed.
-constexpr StoreLimits kLimits{.sequences = 4096, .longest = std::int64_t{1} << 21};
+constexpr StoreLimits kLimits{.sequences = 2048,
+                              .longest = (std::int64_t{1} << 20) + (std::int64_t{1} << 16)};
 
 /// Tells a context what its models hold on the GPU.
 struct CudaHeld final : ContextAttachment {
