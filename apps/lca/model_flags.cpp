@@ -72,6 +72,15 @@ void ModelFlags::add(CLI::App& app, const std::string& precision) {
   add_common(app, precision, KnobFlags::MethodFlag::yes);
 }
 
+void ModelFlags::add_for_measuring(CLI::App& app) {
+  model_.add(app, ModelArgument::Need::optional);
+  random_.add(app, "--random", shape_names(),
+              "instead of MODEL: random weights of that shape, made on the GPU");
+  skew_.add(app, "--skew", "X",
+            "with --random: the first expert is chosen X times as often as the mean", "1");
+  add_common(app, "auto", KnobFlags::MethodFlag::yes);
+}
+
 void ModelFlags::add_for_comparison(CLI::App& app, const std::string& model) {
   model_.add_flag(app, model);
   add_common(app, "auto", KnobFlags::MethodFlag::no);
@@ -85,6 +94,7 @@ void ModelFlags::add_common(CLI::App& app, const std::string& precision,
   weights_.add(app);
   chunk_.add(app, "--chunk", "N", "tokens of a prompt per chunk; tuned unless given");
   where_.add(app, "auto");
+  groups_.add(app, "--groups", "bf16|fp8|int8", "cuda: how representatives are stored", "bf16");
   common_.add(app);
   knobs_.add(app, method_flag, KnobFlags::ScaleFlag::no);
 }
@@ -97,7 +107,23 @@ void ModelFlags::check() const {
   adapter_parse(adapter_.text);
   knobs_.apply(Settings{});
   where_.apply();
+  groups();
+  if (!random_.given()) {
+    if (skew_.given()) fail_input("--skew is for random weights; add --random, or leave it out");
+    return;
+  }
+  skew();
+  if (model_.given()) fail_input("give either MODEL or --random, not both");
+  if (adapter_parse(adapter_.text) != "") fail_input("--random takes no --adapter");
+  named_shape(random_.text);
 }
+
+GroupStorage ModelFlags::groups() const {
+  static constexpr std::string_view kNames[] = {"bf16", "fp8", "int8"};
+  return static_cast<GroupStorage>(choice_parse("--groups", groups_.text, kNames));
+}
+
+double ModelFlags::skew() const { return number_parse("--skew", skew_.text, 0.01, 1000); }
 
 Precision ModelFlags::precision() const {
   static constexpr std::string_view kNames[] = {"auto", "f32", "bf16"};
@@ -110,7 +136,13 @@ std::int64_t ModelFlags::chunk() const {
 
 std::shared_ptr<const Model> ModelFlags::load() const {
   ModelOptions options;
-  options.path = path().string();
+  if (random_.given()) {
+    options.random = random_.text;
+    options.random_skew = skew();
+  } else {
+    options.path = path().string();
+  }
+  options.groups = groups();
   options.adapter = adapter_parse(adapter_.text);
   options.precision = precision();
   options.weights = weights_.read();

@@ -54,6 +54,8 @@ class ModelFlags {
  public:
   /// `precision` is the default: auto, f32 or bf16.
   void add(CLI::App& app, const std::string& precision);
+  /// For a command that can do without a file: `--random NAME` and `--skew X` instead of MODEL.
+  void add_for_measuring(CLI::App& app);
   /// For a command with a default model that compares methods: `--model` and no `--method`.
   void add_for_comparison(CLI::App& app, const std::string& model);
   /// Throws Error naming the first flag that is wrong.
@@ -70,13 +72,15 @@ class ModelFlags {
   void add_common(CLI::App& app, const std::string& precision, KnobFlags::MethodFlag method_flag);
   Precision precision() const;
   std::int64_t chunk() const;
+  GroupStorage groups() const;
+  double skew() const;
 
   ModelArgument model_;
   CommonFlags common_;
   KnobFlags knobs_;
   WeightsFlag weights_;
   WhereFlags where_;
-  TextFlag adapter_, precision_, chunk_;
+  TextFlag adapter_, precision_, chunk_, groups_, random_, skew_;
 };
 
 /// The settings a checkpoint's layers start from: its adapter's (`folder` may be empty), its own,

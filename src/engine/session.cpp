@@ -272,14 +272,12 @@ Memory session_memory(const Model& model, const SessionOptions& options, std::in
   const std::vector<Settings> settings = settings_per_layer(model, options);
   const std::int64_t chunk = std::min(chunk_rows(model, options), length);
   Memory memory;
-  std::size_t attention = 0;
-  for (const Settings& layer : settings) {
-    const LayerSpec spec = layer_spec(model, layer);
-    memory.caches += lca::cache_bytes(spec, length);
-    attention = std::max(attention, attention_workspace_bytes(spec, length, chunk, threads));
-  }
-  memory.activations = model.state().backend->activation_bytes(chunk) + step_logit_bytes(model);
-  memory.scratch = attention;
+  std::vector<LayerSpec> layers;
+  for (const Settings& layer : settings) layers.push_back(layer_spec(model, layer));
+  const ModelBackend& backend = *model.state().backend;
+  memory.caches = backend.cache_bytes(layers, length);
+  memory.activations = backend.activation_bytes(chunk) + step_logit_bytes(model);
+  memory.scratch = backend.scratch_bytes(layers, length, chunk, threads);
   if (waits_for_prompt(settings)) {
     // One layer at a time holds the entries of all tokens; hidden states and angles of all tokens
     // are kept.

@@ -41,6 +41,11 @@ class ModelBackend {
   virtual void trim(Context& context) const = 0;
   /// Maximum bytes of activations of a step of `rows` tokens.
   virtual std::size_t activation_bytes(std::int64_t rows) const = 0;
+  /// Bytes of a sequence's caches at a length.
+  virtual std::size_t cache_bytes(std::span<const LayerSpec> layers, std::int64_t length) const = 0;
+  /// Maximum bytes of attention's scratch while a prompt of `length` tokens is read in chunks.
+  virtual std::size_t scratch_bytes(std::span<const LayerSpec> layers, std::int64_t length,
+                                    std::int64_t chunk, int threads) const = 0;
   /// Tokens of a prompt that pass the model together, unless the session says otherwise.
   virtual std::int64_t chunk_rows() const = 0;
   /// Bytes of the weights where they are not used as they lie in the checkpoint; else 0.

@@ -25,6 +25,7 @@ struct ProductCase {
   std::int64_t spare = 0;  ///< elements behind every row, NaN
   std::int64_t shift = 0;  ///< elements before every matrix
   std::uint64_t seed = 0;
+  float alpha = 1;
 
   std::string describe() const {
     std::ostringstream text;
@@ -78,6 +79,7 @@ void expect_right(const ProductCase& c) {
   product.b_transposed = c.b_transposed;
   product.c_float = c.c_float;
   product.accumulate = c.accumulate;
+  product.alpha = c.alpha;
   product.batch = c.batch;
   product.a_batch = c.rows * a_stride;
   product.b_batch = c.one_b ? 0 : b_rows * b_stride;
@@ -104,7 +106,8 @@ void expect_right(const ProductCase& c) {
       for (std::int64_t i = 0; i < c.inner; ++i) {
         const std::int64_t b_at =
             c.b_transposed ? (b_first + column) * b_stride + i : (b_first + i) * b_stride + column;
-        sum += double_of(a[static_cast<std::size_t>(c.shift + row * a_stride + i)]) *
+        sum += static_cast<double>(c.alpha) *
+               double_of(a[static_cast<std::size_t>(c.shift + row * a_stride + i)]) *
                double_of(b[static_cast<std::size_t>(c.shift + b_at)]);
       }
       const double value = double_of(got[at]);
@@ -138,6 +141,7 @@ TEST(CudaProduct, IsRightForAnySizes) {
           c.c_float = ++seed % 2 == 0;
           c.accumulate = seed % 3 == 0;
           c.seed = seed;
+          if (seed % 5 == 0) c.alpha = 0.375f;
           expect_right_any(c);
         }
       }

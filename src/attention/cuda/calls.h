@@ -1,13 +1,13 @@
 #pragma once
 /// Attention of one layer for sequences whose caches, queries and entries are on the GPU. Every
 /// call only enqueues: no allocation, no copy from the host, no wait. A chunk of a prompt has its
-/// numbers in its launches; a decode step reads lengths and pages from device memory and advances
-/// them there, so that one captured step can be replayed for token after token.
+/// numbers in its launches; a decode step reads lengths and places from device memory, so that one
+/// captured step can be replayed for any sequences in any order.
 
 #include <span>
 #include <vector>
 
-#include "attention/cuda/cache/store.h"
+#include "attention/cuda/cache/sequence.h"
 #include "attention/cuda/condense/condense.h"
 #include "attention/cuda/decode/decode.h"
 #include "attention/cuda/prefill/prefill.h"
@@ -32,17 +32,11 @@ struct LayerView {
 
 // --- a chunk of some sequences' prompts --------------------------------------------------------
 
-/// So many tokens after what the sequence holds.
-struct ChunkRequest {
-  int slot = 0;
-  std::int64_t tokens = 0;
-};
-
 /// Where one sequence's part of a chunk lies in a ChunkSpace. Positions [0, sink) and
 /// [sink + gone, after) are rows of `exact`; queries of positions [before − recent, after) are rows
 /// of q. The call fills in what came before; the caller writes the new rows.
 struct ChunkPiece {
-  int slot = 0;
+  CachePlace from, to;
   std::int64_t before = 0, after = 0;  ///< lengths
   std::int64_t groups_before = 0, groups_after = 0;
   std::int64_t gone = 0;
@@ -69,9 +63,9 @@ struct ChunkPlan {
   ChunkRows rows;
 };
 
-/// Checks the requests and lays them out. One plan serves all layers; the store's lengths and pages
-/// do not change (see CacheStore::reserve and advance).
-ChunkPlan chunk_plan(const CacheStore& store, std::span<const ChunkRequest> requests);
+/// Checks the requests (CacheSequence::chunk) and lays them out. One plan serves all layers of a
+/// kind (CacheStore::kind).
+ChunkPlan chunk_plan(const CacheStore& store, int layer, std::span<const ChunkRequest> requests);
 
 /// The most rows that chunks of `tokens` new tokens of `runs` sequences can have.
 ChunkRows chunk_rows_most(const LayerSpec& spec, std::int64_t longest, std::int64_t tokens,
@@ -105,27 +99,79 @@ std::size_t chunk_space_bytes(const LayerSpec& spec, const ChunkRows& rows);
 ChunkSpace chunk_space(const LayerSpec& spec, const ChunkRows& rows, void* memory);
 
 /// Condenses the groups that leave the window, attends with all new queries, and stores what stays:
-/// entries, recent queries, lengths.
+/// entries and recent queries, in the windows that the pieces name. Where the layer's summary waits
+/// for the prompt's end, a piece is taken for a whole prompt; `prompt_…` takes one in chunks.
 void chunk_run(const LayerView& layer, const ChunkPlan& plan, const ChunkSpace& space,
                const ProductSpace& products, const Queue& queue);
 
 /// Reduces queries of positions [first, first + count), rows first_row … of `queries`, into the
-/// slot's ring of summaries. `space` needs means_nope, means_rope and summary of `count` rows.
-void summaries_keep(const LayerView& layer, int slot, const QueryRows& queries,
+/// ring of summaries at `to`. `space` needs means_nope, means_rope and summary of `count` rows.
+void summaries_keep(const LayerView& layer, CachePlace to, const QueryRows& queries,
                     std::int64_t first_row, std::int64_t first, std::int64_t count,
                     const ChunkSpace& space, const ProductSpace& products, const Queue& queue);
 
+// --- a prompt whose groups wait for its end ----------------------------------------------------
+//
+// Layer by layer: prompt_begin; entries of all chunks into PromptRows, and the last queries;
+// prompt_condense; for every chunk queries, then prompt_attend; prompt_end.
+
+/// A whole prompt of one sequence (CacheSequence::chunk of all its tokens).
+struct PromptPlan {
+  CachePlace from, to;
+  std::int64_t before = 0, after = 0;  ///< lengths
+  std::int64_t sink = 0;
+  std::int64_t gone = 0;  ///< positions [sink, sink + gone) are not held
+  std::int64_t tail = 0;  ///< queries of positions [after − tail, after) score all groups
+
+  std::int64_t rows() const { return after - gone; }
+  /// The row of a position in PromptRows::semantic and positional.
+  std::int64_t row(std::int64_t position) const {
+    return position < sink ? position : position - gone;
+  }
+  std::int64_t tail_first() const { return after - tail; }
+};
+PromptPlan prompt_plan(const CacheStore& store, int layer, const ChunkRequest& request);
+
+/// Tensors of one layer's prompt.
+struct PromptRows {
+  bf16* semantic = nullptr;    ///< in: [rows][KV][d_semantic], new tokens at plan.row(before) …
+  bf16* positional = nullptr;  ///< in: [rows][KV][d_positional]
+  bf16* tail_nope = nullptr;   ///< in: MLA [tail][H][d_n], positions max(before, tail_first()) …
+  bf16* tail_rope = nullptr;   ///< in: [tail][H][d_r]
+};
+std::size_t prompt_rows_bytes(const LayerSpec& spec, const PromptPlan& plan);
+PromptRows prompt_rows(const LayerSpec& spec, const PromptPlan& plan, void* memory);
+
+/// Brings in what the sequence holds: rows before the prompt, and their queries in the tail.
+void prompt_begin(const LayerView& layer, const PromptPlan& plan, const PromptRows& rows,
+                  const Queue& queue);
+/// Condenses all groups that left the window. `space` is that of any chunk of the prompt.
+void prompt_condense(const LayerView& layer, const PromptPlan& plan, const PromptRows& rows,
+                     const ChunkSpace& space, const ProductSpace& products, const Queue& queue);
+/// Tokens [first, first + count) of the prompt as a chunk of one piece: the caller writes queries
+/// at query_row(), and no entries.
+ChunkPlan prompt_chunk(const CacheStore& store, int layer, const PromptPlan& plan,
+                       std::int64_t first, std::int64_t count);
+/// Attends with the chunk's queries.
+void prompt_attend(const LayerView& layer, const PromptPlan& plan, const PromptRows& rows,
+                   const ChunkPlan& chunk, const ChunkSpace& space, const ProductSpace& products,
+                   const Queue& queue);
+/// Stores what stays in the window `plan.to`. `space` as in prompt_condense.
+void prompt_end(const LayerView& layer, const PromptPlan& plan, const PromptRows& rows,
+                const ChunkSpace& space, const ProductSpace& products, const Queue& queue);
+
 // --- a decode step -----------------------------------------------------------------------------
 
-/// The tensors of a step of slots 0 … batch − 1.
+/// The tensors of a step of one layer.
 struct StepSpace {
-  bf16* nope = nullptr;        ///< in: MLA [batch][H][d_n]
-  bf16* rope = nullptr;        ///< in: [batch][H][d_r]
-  bf16* semantic = nullptr;    ///< in: the new tokens' entries, [batch][KV][d_semantic]
-  bf16* positional = nullptr;  ///< in: [batch][KV][d_positional]
-  bf16* out = nullptr;         ///< out: [batch][H][d_v]; null where out_float is not
-  float* out_float = nullptr;  ///< out, MLA only: the same in float
-  float* lse = nullptr;        ///< out: [batch][H]
+  SessionView* sessions = nullptr;  ///< in: [batch], this layer's part of views_gather
+  bf16* nope = nullptr;             ///< in: MLA [batch][H][d_n]
+  bf16* rope = nullptr;             ///< in: [batch][H][d_r]
+  bf16* semantic = nullptr;         ///< in: the new tokens' entries, [batch][KV][d_semantic]
+  bf16* positional = nullptr;       ///< in: [batch][KV][d_positional]
+  bf16* out = nullptr;              ///< out: [batch][H][d_v]; null where out_float is not
+  float* out_float = nullptr;       ///< out, MLA only: the same in float
+  float* lse = nullptr;             ///< out: [batch][H]
   // Scratch.
   bf16* absorbed = nullptr;      ///< MLA [batch][H][d_c + d_r]
   float* summary = nullptr;      ///< MLA [batch][summary_width]
@@ -136,9 +182,9 @@ struct StepSpace {
 std::size_t step_space_bytes(const LayerSpec& spec, const DecodePlan& plan, bool float_out);
 StepSpace step_space(const LayerSpec& spec, const DecodePlan& plan, bool float_out, void* memory);
 
-/// One token of slots 0 … plan.batch − 1: takes it into the window, condenses the group that leaves
-/// (if one does), attends. Slots of length −1 are left alone, their outputs too. Pages must have
-/// been reserved for the length after the step.
+/// One token of each session: takes it into the window, condenses the group that leaves (if one
+/// does), attends. Rows of length −1 are left alone, their outputs too. The sequences must have
+/// been prepared (CacheSequence::prepare).
 void step_run(const LayerView& layer, const DecodePlan& plan, const StepSpace& space,
               const ProductSpace& products, const Queue& queue);
 

@@ -114,14 +114,12 @@ void step_run(const LayerView& layer, const DecodePlan& plan, const StepSpace& s
   queries.shape = layer.spec.shape;
   queries.reduce = layer.spec.settings.head_reduce;
   queries.summarise = layer.mla() && layer.condenses();
-  queries.sessions = cache.sessions;
+  queries.sessions = space.sessions;
   queries.batch = plan.batch;
   queries.nope = space.nope;
   queries.rope = space.rope;
   queries.absorbed = space.absorbed;
   queries.summary = space.summary;
-  queries.recent_nope = cache.recent_nope;
-  queries.recent_rope = cache.recent_rope;
   queries.recent = cache.recent;
   step_queries(queries, queue);
 
@@ -132,7 +130,7 @@ void step_run(const LayerView& layer, const DecodePlan& plan, const StepSpace& s
   step.scale = static_cast<float>(layer.spec.softmax_scale());
   step.pool = cache.pool;
   step.exact = cache.exact;
-  step.sessions = cache.sessions;
+  step.sessions = space.sessions;
   step.batch = plan.batch;
   step.queries = layer.mla() ? space.absorbed : space.rope;
   step.summary = space.summary;

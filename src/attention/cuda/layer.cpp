@@ -15,19 +15,22 @@ struct Layer::State {
         poison(options.poison),
         stream(device),
         queue(stream.queue()),
-        store(device, spec, static_cast<GroupType>(options.groups),
-              {.layers = 1, .slots = sequences, .longest = longest}, queue, poison),
+        store(std::make_shared<CacheStore>(
+            device, std::span(&spec, 1), static_cast<GroupType>(options.groups),
+            StoreLimits{.sequences = sequences, .longest = longest, .poison = poison}, queue)),
         products(device),
         product_scratch(Products::kScratchBytes),
         transfer(queue) {
     layer.spec = spec;
     layer.kernels = options.portable ? Kernels::portable : Kernels::fast;
-    layer.cache = store.layer(0);
+    layer.cache = store->layer(0);
     if (layer.mla()) {
       layer.w_uk = weight(weights.w_uk, w_uk);
       layer.w_uv = weight(weights.w_uv, w_uv);
     }
-    for (int i = 0; i < sequences; ++i) store.open();
+    for (int i = 0; i < sequences; ++i) {
+      this->sequences.push_back(std::make_unique<CacheSequence>(store));
+    }
     stream.wait();
   }
 
@@ -56,9 +59,7 @@ struct Layer::State {
       return !tensor.empty() && tensor.shape == std::array<std::int64_t, 3>{tokens, heads, width} &&
              tensor.stride[2] == 1;
     };
-    if (!store.is_open(run.sequence)) {
-      fail_input("there is no sequence {}; the layer has {}", run.sequence, store.limits().slots);
-    }
+    sequence_at(run.sequence);
     if (!is(run.entries.semantic, shape.kv_heads, shape.d_semantic()) ||
         !is(run.entries.positional, shape.kv_heads, shape.d_positional()) ||
         !is(run.queries.rope, shape.heads, shape.d_rope) ||
@@ -69,7 +70,14 @@ struct Layer::State {
 
   void prefill(std::span<const HostRun> runs);
   void decode(std::span<const HostRun> runs);
-  /// Pages for the runs' tokens.
+  CacheSequence& sequence_at(int number) const {
+    if (number < 0 || static_cast<std::size_t>(number) >= sequences.size()) {
+      fail_input("there is no sequence {}; the layer has {}", number, sequences.size());
+    }
+    return *sequences[static_cast<std::size_t>(number)];
+  }
+  CacheSequence& sequence(const HostRun& run) const { return sequence_at(run.sequence); }
+  /// Memory for the runs' tokens. Throws; then all sequences are as before.
   void reserve(std::span<const HostRun> runs);
   void upload(const HostRun& run, bf16* nope, bf16* rope, bf16* semantic, bf16* positional);
 
@@ -77,26 +85,26 @@ struct Layer::State {
   const bool poison;
   Stream stream;
   Queue queue;
-  CacheStore store;
+  std::shared_ptr<CacheStore> store;
+  std::vector<std::unique_ptr<CacheSequence>> sequences;
   Products products;
   Buffer product_scratch;
   Transfer transfer;
   Buffer w_uk, w_uv;
   LayerView layer;
-  Buffer chunk_memory, step_memory;
+  Buffer chunk_memory, step_memory, step_rows, step_views;
   DecodePlan plan;
   StepSpace step;
   bool planned = false;
 };
 
 void Layer::State::reserve(std::span<const HostRun> runs) {
-  std::vector<int> slots;
-  std::vector<std::int64_t> lengths;
-  for (const HostRun& run : runs) {
-    slots.push_back(run.sequence);
-    lengths.push_back(store.length(run.sequence) + run.entries.semantic.shape[0]);
+  try {
+    for (const HostRun& run : runs) sequence(run).prepare(run.entries.semantic.shape[0]);
+  } catch (...) {
+    for (const HostRun& run : runs) sequence(run).rollback();
+    throw;
   }
-  store.reserve(slots, lengths);
 }
 
 void Layer::State::upload(const HostRun& run, bf16* nope, bf16* rope, bf16* semantic,
@@ -112,14 +120,21 @@ void Layer::State::prefill(std::span<const HostRun> runs) {
   std::vector<ChunkRequest> requests;
   for (const HostRun& run : runs) {
     run_check(run);
-    requests.push_back({run.sequence, run.entries.semantic.shape[0]});
+    for (const HostRun& other : runs) {
+      if (&other != &run && other.sequence == run.sequence) {
+        fail_input("sequence {} is twice in one call", run.sequence);
+      }
+    }
   }
-  const ChunkPlan chunk = chunk_plan(store, requests);
+  reserve(runs);
+  for (const HostRun& run : runs) {
+    requests.push_back(sequence(run).chunk(0, run.entries.semantic.shape[0]));
+  }
+  const ChunkPlan chunk = chunk_plan(*store, 0, requests);
   const std::size_t bytes = chunk_space_bytes(layer.spec, chunk.rows);
   const ChunkSpace space = chunk_space(
       layer.spec, chunk.rows,
       prepare(chunk_memory, bytes, fmt::format("a prompt of {} tokens at once", chunk.rows.query)));
-  reserve(runs);
   const AttentionShape& shape = layer.spec.shape;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const ChunkPiece& piece = chunk.pieces[i];
@@ -131,7 +146,7 @@ void Layer::State::prefill(std::span<const HostRun> runs) {
   chunk_run(layer, chunk, space, product_space(), queue);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const ChunkPiece& piece = chunk.pieces[i];
-    store.advance(piece.slot, piece.tokens());
+    sequence(runs[i]).commit();
     transfer.download(space.out + piece.query_row() * shape.heads * shape.d_value,
                       piece.tokens() * shape.heads * shape.d_value, runs[i].out);
     if (runs[i].lse == nullptr) continue;
@@ -142,9 +157,9 @@ void Layer::State::prefill(std::span<const HostRun> runs) {
 }
 
 void Layer::State::decode(std::span<const HostRun> runs) {
-  if (runs.size() != static_cast<std::size_t>(store.limits().slots)) {
+  if (runs.size() != sequences.size()) {
     fail_input("a decode step takes one token of every sequence; it got {} for {}", runs.size(),
-               store.limits().slots);
+               sequences.size());
   }
   std::vector<std::int64_t> lengths;
   for (std::size_t i = 0; i < runs.size(); ++i) {
@@ -153,12 +168,12 @@ void Layer::State::decode(std::span<const HostRun> runs) {
       fail_input("a step's runs are not in order");
     }
     if (runs[i].entries.semantic.shape[0] != 1) fail_input("a step's run has more than one token");
-    lengths.push_back(store.length(runs[i].sequence));
+    lengths.push_back(sequence(runs[i]).length());
   }
   reserve(runs);
   if (!planned) {
     plan = decode_plan(device, layer.spec.shape, layer.spec.settings, layer.cache.pool.type,
-                       lengths.data(), static_cast<int>(runs.size()), store.limits().longest,
+                       lengths.data(), static_cast<int>(runs.size()), store->limits().longest,
                        layer.kernels);
     const std::size_t bytes = step_space_bytes(layer.spec, plan, true);
     step = step_space(layer.spec, plan, true, prepare(step_memory, bytes, "a decode step"));
@@ -176,9 +191,16 @@ void Layer::State::decode(std::span<const HostRun> runs) {
            step.semantic + run.sequence * layer.semantic_values(),
            step.positional + run.sequence * layer.positional_values());
   }
+  std::vector<StepRow> rows;
+  for (const HostRun& run : runs) rows.push_back(sequence(run).step_row());
+  step_rows.require(rows.size() * sizeof(StepRow));
+  step_views.require(rows.size() * sizeof(SessionView));
+  transfer.upload(std::span<const StepRow>(rows), step_rows.as<StepRow>());
+  step.sessions = step_views.as<SessionView>();
+  store->views_gather(step_rows.as<StepRow>(), static_cast<int>(rows.size()), step.sessions, queue);
   step_run(layer, plan, step, product_space(), queue);
   for (const HostRun& run : runs) {
-    store.advance(run.sequence, 1);
+    sequence(run).commit();
     const std::int64_t values = shape.heads * shape.d_value;
     if (step.out_float != nullptr) {
       transfer.download(step.out_float + run.sequence * values, values, run.out);
@@ -208,18 +230,21 @@ void Layer::decode(std::span<const HostRun> runs) {
   state_->decode(runs);
 }
 
-std::int64_t Layer::length(int sequence) const { return state_->store.length(sequence); }
+std::int64_t Layer::length(int sequence) const { return state_->sequence_at(sequence).length(); }
 
 Cache Layer::to_host(int sequence) const {
   const DeviceScope scope(state_->device);
-  return cache_to_host(state_->store, 0, sequence, state_->queue);
+  const CacheSequence& from = state_->sequence_at(sequence);
+  return cache_to_host(*state_->store, 0, from.held(), state_->queue);
 }
 
 void Layer::from_host(int sequence, const Cache& cache) {
   const DeviceScope scope(state_->device);
-  cache_from_host(cache, state_->store, state_->layer, sequence, state_->product_space(),
+  cache_from_host_check(cache, state_->layer.spec);
+  CacheSequence& to = state_->sequence_at(sequence);
+  to.replace(cache.length(), host_queries_first({&cache, 1}));
+  cache_from_host(cache, state_->layer, to.held(), HostPart::all, state_->product_space(),
                   state_->queue);
-  state_->store.set_length(sequence, cache.length());
   state_->planned = false;
 }
 

@@ -94,7 +94,8 @@ struct ExactPool {
   std::int64_t rows = 0;
 };
 
-/// One session's part of one layer. A decode step changes `length`.
+/// One session's part of one layer, gathered anew for every step (CacheStore::views_gather). The
+/// step changes `length` here alone.
 struct alignas(16) SessionView {
   /// Exact tokens, [sink + ring][KV][d], rows of the ExactPool: position p < sink at row p, any
   /// later one at row sink + (p − sink) % ring. ring ≥ w + g.
@@ -108,6 +109,9 @@ struct alignas(16) SessionView {
   /// step begins with it, and every pointer is a trip to memory.
   std::int32_t length = 0;
   int ring = 0;
+  /// The last n_q queries as they are, for the next prompt's summaries: query t at row t % n_q.
+  bf16* recent_nope = nullptr;  ///< MLA [n_q][H][d_n]
+  bf16* recent_rope = nullptr;  ///< [n_q][H][d_r]
 };
 
 }  // namespace lca::cuda

@@ -43,6 +43,19 @@ class CpuBackend final : public ModelBackend {
   }
   void trim(Context& context) const override { scratch_of(context).activations = {}; }
   std::size_t activation_bytes(std::int64_t rows) const override;
+  std::size_t cache_bytes(std::span<const LayerSpec> layers, std::int64_t length) const override {
+    std::size_t total = 0;
+    for (const LayerSpec& layer : layers) total += lca::cache_bytes(layer, length);
+    return total;
+  }
+  std::size_t scratch_bytes(std::span<const LayerSpec> layers, std::int64_t length,
+                            std::int64_t chunk, int threads) const override {
+    std::size_t most = 0;
+    for (const LayerSpec& layer : layers) {
+      most = std::max(most, attention_workspace_bytes(layer, length, chunk, threads));
+    }
+    return most;
+  }
   /// Long enough for products to run at full rate, short enough to stay in cache and to keep the
   /// feed-forward's activations small.
   std::int64_t chunk_rows() const override { return 1024; }

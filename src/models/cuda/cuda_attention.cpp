@@ -5,7 +5,7 @@
 #include <array>
 
 #include "attention/settings_kind.h"
-#include "core/error.h"
+#include "core/cuda/profile_range.h"
 #include "models/cuda/cuda_stages.h"
 
 namespace lca::cuda {
@@ -177,6 +177,7 @@ void CudaStages::place(std::size_t index, const Projected& from, RowRange rows, 
 void CudaStages::entries(std::size_t layer, RowRange rows) {
   if (mode_ == Mode::replay) return;
   const DeviceScope scope(model_.device);
+  const ProfileRange range("lca entries");
   if (waits(layer)) {
     waiting_entries(layer, rows);
     clock_.mark("projections", queue_);
@@ -212,6 +213,7 @@ void CudaStages::entries(std::size_t layer, RowRange rows) {
 void CudaStages::attend(std::size_t layer, RowRange rows) {
   if (mode_ == Mode::replay) return;
   const DeviceScope scope(model_.device);
+  const ProfileRange range("lca attend");
   if (waits(layer)) {
     output(layer, waiting_attend(layer, rows), rows);
     return;

@@ -1,9 +1,11 @@
 #include "models/cuda/cuda_backend.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "attention/rotate.h"
+#include "core/context_state.h"
 #include "core/error.h"
 #include "core/kernel_choice.h"
 #include "models/cuda/cuda_stages.h"
@@ -16,7 +18,14 @@ using namespace cuda;
 
 /// Sequences at a time and tokens of one: addresses alone, memory comes as it
 /// is needed.
-constexpr StoreLimits kLimits{.sequences = 4096, .longest = std::int64_t{1} << 21};
+constexpr StoreLimits kLimits{.sequences = 2048,
+                              .longest = (std::int64_t{1} << 20) + (std::int64_t{1} << 16)};
+
+/// Tells a context what its models hold on the GPU.
+struct CudaHeld final : ContextAttachment {
+  std::shared_ptr<const std::atomic<std::size_t>> held;
+  std::size_t bytes() const override { return *held; }
+};
 
 constexpr std::uint32_t kRandomSeed = 1;
 
@@ -34,6 +43,7 @@ class CudaBackend final : public ModelBackend {
     model_.weights = state.checkpoint.kind() == Checkpoint::Kind::published
                          ? device_weights_random(config, kRandomSeed, skew, queue)
                          : device_weights(context, config, state.weights, queue, progress);
+    groups_ = static_cast<GroupType>(state.groups);
     if (!state.rope.depends_on_length()) {
       const std::vector<std::uint64_t> steps =
           rotation_steps({config.rope.layout, state.rope.frequencies(1)});
@@ -43,9 +53,8 @@ class CudaBackend final : public ModelBackend {
     }
     std::vector<DeviceStores::Weights> up;
     for (const DeviceLayer& layer : model_.weights.layers) up.push_back({layer.w_uk, layer.w_uv});
-    model_.stores = std::make_unique<DeviceStores>(model_.stream.queue(), std::move(up),
-                                                   static_cast<GroupType>(state.groups), kLimits,
-                                                   model_.product_space(), model_.kernels);
+    model_.stores = std::make_unique<DeviceStores>(model_.stream.queue(), std::move(up), groups_,
+                                                   kLimits, model_.product_space(), model_.kernels);
     stages_ = std::make_unique<CudaStages>(model_);
     model_.stream.wait();
   }
@@ -57,13 +66,35 @@ class CudaBackend final : public ModelBackend {
     return std::make_unique<DeviceCaches>(*model_.stores, caches);
   }
   /// All contexts share one: steps take turns.
-  Stages& stages(Context&) const override { return *stages_; }
+  Stages& stages(Context& context) const override {
+    std::unique_ptr<ContextAttachment>& attachment = context.state().attachment;
+    auto* told = dynamic_cast<CudaHeld*>(attachment.get());
+    if (told == nullptr || told->held != stages_->bytes()) {
+      auto made = std::make_unique<CudaHeld>();
+      made->held = stages_->bytes();
+      attachment = std::move(made);
+    }
+    return *stages_;
+  }
   void trim(Context&) const override {
     const std::lock_guard turn(model_.stores->turn());
     stages_->trim();
   }
   std::size_t activation_bytes(std::int64_t rows) const override {
     return CudaStages::activation_bytes(model_, rows);
+  }
+  std::size_t cache_bytes(std::span<const LayerSpec> layers, std::int64_t length) const override {
+    return CacheStore::sequence_bytes(layers, groups_, length).total();
+  }
+  std::size_t scratch_bytes(std::span<const LayerSpec> layers, std::int64_t length,
+                            std::int64_t chunk, int) const override {
+    std::size_t most = 0;
+    for (const LayerSpec& layer : layers) {
+      most = std::max(most, chunk_space_bytes(layer, chunk_rows_most(layer, length, chunk, 1)));
+    }
+    // The window that a chunk leaves lies beside the one it found.
+    const std::size_t spare = CacheStore::sequence_bytes(layers, groups_, 1).total();
+    return most + spare + Products::kScratchBytes;
   }
   std::int64_t chunk_rows() const override { return 16384; }
   void profile(bool on) const override {
@@ -78,6 +109,7 @@ class CudaBackend final : public ModelBackend {
 
  private:
   CudaModel model_;
+  GroupType groups_ = GroupType::bf16;
   std::unique_ptr<CudaStages> stages_;
 };
 

@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "attention/rotate.h"
+#include "core/cuda/profile_range.h"
 #include "core/error.h"
+#include "ops/cuda/thin.h"
 
 namespace lca::cuda {
 namespace {
@@ -127,8 +129,8 @@ void CudaStages::capture_abandon() noexcept {
   cudaGetLastError();
 }
 
-std::size_t CudaStages::bytes() const {
-  return prompt_.bytes() + decode_.bytes() + kernel_space_.bytes() + prompt_rows_.bytes();
+void CudaStages::bytes_count() {
+  *bytes_ = prompt_.bytes() + decode_.bytes() + kernel_space_.bytes() + prompt_rows_.bytes();
 }
 
 void CudaStages::trim() {
@@ -137,6 +139,7 @@ void CudaStages::trim() {
   model_.stream.wait();
   prompt_.held = Buffer();
   prompt_rows_ = Buffer();
+  bytes_count();
 }
 
 /// At least so many bytes. Captured steps hold the addresses of what they use.
@@ -147,12 +150,14 @@ void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
   memory_require(static_cast<double>(bytes) - static_cast<double>(buffer.bytes()),
                  fmt::format("a step of {} tokens", rows_));
   buffer.require(bytes);
+  bytes_count();
   // Padding rows are computed from what is there: let it be numbers.
   Transfer(model_.stream).fill(buffer.as<void>(), buffer.bytes(), 0);
 }
 
 void CudaStages::begin(std::span<const SequenceRun> runs) {
   const DeviceScope scope(model_.device);
+  const ProfileRange range("lca begin");
   capture_abandon();
   runs_ = runs;
   rows_ = 0;
@@ -385,6 +390,29 @@ void CudaStages::product_part(const DeviceLinear& layer, std::int64_t first, std
   call.columns = count;
   call.inner = call.a_stride = call.b_stride = layer.in;
   call.c_stride = stride;
+  multiply(call);
+}
+
+/// With few rows the weights are what takes time: kernels that only stream them.
+void CudaStages::multiply(const Product& call) {
+  if (call.rows <= kThinRows && call.alpha == 1) {
+    Thin thin;
+    thin.x = call.a;
+    thin.w = call.b;
+    thin.y = call.c;
+    thin.rows = static_cast<int>(call.rows);
+    thin.columns = static_cast<int>(call.columns);
+    thin.inner = static_cast<int>(call.inner);
+    thin.x_stride = call.a_stride;
+    thin.w_stride = call.b_stride;
+    thin.y_stride = call.c_stride;
+    thin.y_float = call.c_float;
+    thin.accumulate = call.accumulate;
+    if (thin_fits(thin)) {
+      thin_multiply(thin, queue_);
+      return;
+    }
+  }
   model_.product_space().multiply(call, queue_);
 }
 
@@ -404,7 +432,7 @@ void CudaStages::product(const DeviceLinear& layer, const bf16* x, std::int64_t 
     call.accumulate = true;
     call.alpha = static_cast<float>(config().residual_scale);
   }
-  model_.product_space().multiply(call, queue_);
+  multiply(call);
 }
 
 /// Normed rows of the residual at the beginning of the work memory, where all
@@ -435,6 +463,7 @@ std::size_t CudaStages::head_bytes(std::int64_t rows) const {
 
 void CudaStages::feed_forward(std::size_t index, RowRange asked) {
   const DeviceScope scope(model_.device);
+  const ProfileRange range("lca feed forward");
   if (mode_ != Mode::replay) {
     const RowRange rows = single_ ? RowRange{0, padded_} : asked;
     const DeviceLayer& layer = weights(index);
@@ -534,6 +563,7 @@ void CudaStages::prompt_head(std::span<const RowRange> ranges) {
 
 const float* CudaStages::logits(std::span<const RowRange> ranges) {
   const DeviceScope scope(model_.device);
+  const ProfileRange mark("lca logits");
   std::int64_t rows = 0;
   for (const RowRange& range : ranges) rows += range.count;
   const std::int64_t width = config().vocabulary;
@@ -561,6 +591,7 @@ const float* CudaStages::logits(std::span<const RowRange> ranges) {
 
 void CudaStages::picks(std::span<const RowRange> ranges, std::span<std::int32_t> out) {
   const DeviceScope scope(model_.device);
+  const ProfileRange mark("lca picks");
   std::int64_t rows = 0;
   for (const RowRange& range : ranges) rows += range.count;
   const std::int64_t count = single_ ? padded_ : rows;

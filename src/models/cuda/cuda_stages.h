@@ -3,6 +3,7 @@
 /// by stage; a step of single tokens is captured the second time it is seen and
 /// replayed from then on, with one copy to the GPU before it and one back.
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -54,8 +55,8 @@ class CudaStages final : public Stages {
   void picks(std::span<const RowRange> ranges, std::span<std::int32_t> out) override;
   std::int64_t vocabulary() const override { return model_.config.vocabulary; }
 
-  /// Device memory of activations now.
-  std::size_t bytes() const;
+  /// Device memory of activations, kept up to date; it may be read while a step runs.
+  std::shared_ptr<const std::atomic<std::size_t>> bytes() const { return bytes_; }
   /// Frees what long prompts left.
   void trim();
   /// Activations of a step of `rows` tokens, without what attention needs for
@@ -126,6 +127,8 @@ class CudaStages final : public Stages {
   void step_start();
   void capture_abandon() noexcept;
   void grow(Buffer& buffer, std::size_t bytes);
+  void bytes_count();
+  void multiply(const Product& call);
   void product(const DeviceLinear& layer, const bf16* x, std::int64_t rows, void* out, bool wide,
                bool residual = false);
   void product_part(const DeviceLinear& layer, std::int64_t first, std::int64_t count,
@@ -191,6 +194,7 @@ class CudaStages final : public Stages {
   std::int32_t* picks_ = nullptr;
   PromptPlan waiting_plan_;
   PromptRows waiting_rows_;
+  std::shared_ptr<std::atomic<std::size_t>> bytes_ = std::make_shared<std::atomic<std::size_t>>(0);
 };
 
 }  // namespace lca::cuda

@@ -306,6 +306,19 @@ class WeightLayout {
   Buffer plain_;  // an expert before it is arranged
 };
 
+void memory_check(std::size_t needed) {
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
+  constexpr double kGiB = 1024.0 * 1024 * 1024;
+  if (needed <= free) return;
+  fail_memory(
+      "the model's weights take {:.1f} GiB in bf16 and {:.1f} GiB of the GPU's {:.1f} GiB are "
+      "free; "
+      "use a smaller model, or the CPU",
+      static_cast<double>(needed) / kGiB, static_cast<double>(free) / kGiB,
+      static_cast<double>(all) / kGiB);
+}
+
 }  // namespace
 
 std::size_t device_weight_bytes(const ModelConfig& config, const DecoderWeights& weights) {
@@ -318,7 +331,7 @@ DeviceWeights device_weights(Context& context, const ModelConfig& config,
                              const DecoderWeights& weights, const Queue& queue,
                              const std::function<void(double)>& progress) {
   const std::size_t total = device_weight_bytes(config, weights);
-  memory_require(static_cast<double>(total), "the model in bf16");
+  memory_check(total);
   Buffer memory(total);
   WeightUpload upload(context, queue, total, progress);
   DeviceWeights made;

@@ -76,25 +76,27 @@ class Mover {
   Transfer transfer_;
 };
 
-void groups_read(const CacheStore& store, const LayerCache& cache, int slot, std::int64_t count,
-                 const Mover& mover, const Queue& queue, Cache::State& state) {
+void groups_read(const LayerSpec& spec, const LayerCache& cache, const HeldCache& held,
+                 std::int64_t count, const Mover& mover, const Queue& queue, Cache::State& state) {
   if (count == 0) return;
-  const AttentionShape& shape = store.spec().shape;
+  const AttentionShape& shape = spec.shape;
   const std::int64_t kv = shape.kv_heads;
+  const std::vector<std::int32_t> entries = held.pages->entries();
   DeviceCarver plan;
   const auto carve = [&](DeviceCarver& carver) {
     return std::tuple(carver.take<bf16>(count * kv * shape.d_semantic()),
                       carver.take<bf16>(count * kv * shape.d_positional()),
-                      carver.take<float>(count * kv));
+                      carver.take<float>(count * kv),
+                      carver.take<std::int32_t>(static_cast<std::int64_t>(entries.size())));
   };
   carve(plan);
   const Buffer memory(plan.used());
   DeviceCarver carver(memory.as<void>());
-  const auto [semantic, positional, all_bias] = carve(carver);
+  const auto [semantic, positional, all_bias, pages] = carve(carver);
+  mover.transfer().upload(std::span(entries), pages);
   float* const bias = cache.pool.bias == nullptr ? nullptr : all_bias;
-  groups_gather(shape, cache.pool, cache.pages_of(slot), 0, count, semantic, positional, bias,
-                queue);
-  const DType dtype = store.spec().dtype;
+  groups_gather(shape, cache.pool, pages, 0, count, semantic, positional, bias, queue);
+  const DType dtype = spec.dtype;
   state.groups.grow(count);
   pages_visit(state.groups, [&](std::int64_t first, std::int64_t some) {
     const std::int64_t semantics = kv * shape.d_semantic();
@@ -108,31 +110,33 @@ void groups_read(const CacheStore& store, const LayerCache& cache, int slot, std
   });
 }
 
-void exact_read(const CacheStore& store, const LayerCache& cache, int slot, const Mover& mover,
+void exact_read(const LayerSpec& spec, const LayerCache& cache, CachePlace at, const Mover& mover,
                 Cache::State& state) {
-  const AttentionShape& shape = store.spec().shape;
+  const AttentionShape& shape = spec.shape;
   const std::int64_t sink = std::min(state.layout.sink, state.length);
   const auto read = [&](const bf16* held, std::int64_t values, RowBuffer& sinks,
                         RowBuffer& windows) {
-    rows_append(mover.down(held, sink * values), store.spec().dtype, sink, sinks);
+    rows_append(mover.down(held, sink * values), spec.dtype, sink, sinks);
     std::vector<bf16_bits> window;
     ring_visit(state.dropped, state.length - sink, cache.ring,
                [&](std::int64_t, std::int64_t row, std::int64_t count) {
                  mover.down_append(held + (sink + row) * values, count * values, window);
                });
-    rows_append(window, store.spec().dtype, state.length - sink - state.dropped, windows);
+    rows_append(window, spec.dtype, state.length - sink - state.dropped, windows);
   };
-  read(cache.semantic_of(shape, slot), shape.kv_heads * shape.d_semantic(), state.sink.semantic,
+  read(cache.semantic_of(at), shape.kv_heads * shape.d_semantic(), state.sink.semantic,
        state.window.semantic);
-  read(cache.positional_of(shape, slot), shape.kv_heads * shape.d_positional(),
-       state.sink.positional, state.window.positional);
+  read(cache.positional_of(at), shape.kv_heads * shape.d_positional(), state.sink.positional,
+       state.window.positional);
 }
 
 /// Raw queries of positions [first, length), which the host keeps head by head as one row.
-void queries_read(const CacheStore& store, const LayerCache& cache, int slot, const Mover& mover,
-                  Cache::State& state) {
-  const AttentionShape& shape = store.spec().shape;
-  const std::int64_t rows = std::min(cache.recent, state.length);
+void queries_read(const LayerSpec& spec, const LayerCache& cache, const HeldCache& held,
+                  const Mover& mover, Cache::State& state) {
+  const AttentionShape& shape = spec.shape;
+  if (cache.recent == 0) return;
+  const std::int64_t rows =
+      std::min(state.queries_kept(), state.length - std::min(held.queries_first, state.length));
   if (rows == 0) return;
   const bool mla = shape.form == Form::mla;
   const auto read = [&](const bf16* ring, std::int64_t width) {
@@ -145,8 +149,8 @@ void queries_read(const CacheStore& store, const LayerCache& cache, int slot, co
     return values;
   };
   const std::vector<bf16_bits> nope =
-      mla ? read(cache.recent_nope_of(shape, slot), shape.d_nope) : std::vector<bf16_bits>();
-  const std::vector<bf16_bits> rope = read(cache.recent_rope_of(shape, slot), shape.d_rope);
+      mla ? read(cache.recent_nope_of(held.place), shape.d_nope) : std::vector<bf16_bits>();
+  const std::vector<bf16_bits> rope = read(cache.recent_rope_of(held.place), shape.d_rope);
   auto* to = reinterpret_cast<float*>(state.queries.grow(rows));
   const std::int64_t d_nope = mla ? shape.d_nope : 0;
   for (std::int64_t i = 0; i < rows * shape.heads; ++i) {
@@ -157,25 +161,15 @@ void queries_read(const CacheStore& store, const LayerCache& cache, int slot, co
   }
 }
 
-void cache_check(const Cache::State& state, const CacheStore& store) {
-  LayerSpec spec = state.spec;
-  spec.dtype = store.spec().dtype;
-  if (spec != store.spec()) {
-    fail_incompatible("this cache is of a layer with another shape or other settings");
-  }
-  if (!state.settled()) {
-    fail_incompatible("this cache is in the middle of a run; end it before it is moved");
-  }
-}
-
-void groups_write(const Cache::State& state, const LayerCache& cache, int slot, const Mover& mover,
-                  const Queue& queue, DeviceCarver& carver) {
+void groups_write(const Cache::State& state, const LayerCache& cache, const HeldCache& held,
+                  const Mover& mover, const Queue& queue, DeviceCarver& carver) {
   const AttentionShape& shape = state.spec.shape;
   const std::int64_t count = state.groups.rows();
   const std::int64_t kv = shape.kv_heads;
   auto* const semantic = carver.take<bf16>(count * kv * shape.d_semantic());
   auto* const positional = carver.take<bf16>(count * kv * shape.d_positional());
   float* bias = carver.take<float>(count * kv);
+  auto* const pages = carver.take<std::int32_t>(held.pages->size());
   if (semantic == nullptr || count == 0) return;
   if (cache.pool.bias == nullptr) bias = nullptr;
   pages_visit(state.groups, [&](std::int64_t first, std::int64_t some) {
@@ -190,11 +184,12 @@ void groups_write(const Cache::State& state, const LayerCache& cache, int slot, 
     const std::span values(state.groups.bias(first), static_cast<std::size_t>(some * kv));
     mover.transfer().upload(values, bias + first * kv);
   });
-  groups_append(shape, cache.pool, cache.pages_of(slot), 0, count, semantic, positional, bias,
-                queue);
+  mover.transfer().upload(std::span<const std::int32_t>(held.pages->entries()), pages);
+  groups_append(shape, cache.pool, pages, 0, count, semantic, positional, bias, queue);
 }
 
-void exact_write(const Cache::State& state, const LayerCache& cache, int slot, const Mover& mover) {
+void exact_write(const Cache::State& state, const LayerCache& cache, CachePlace at,
+                 const Mover& mover) {
   const AttentionShape& shape = state.spec.shape;
   const std::int64_t sink = std::min(state.layout.sink, state.length);
   const auto write = [&](bf16* held, std::int64_t values, const RowBuffer& sinks,
@@ -209,15 +204,16 @@ void exact_write(const Cache::State& state, const LayerCache& cache, int slot, c
                           held + (sink + row) * values);
                });
   };
-  write(cache.semantic_of(shape, slot), shape.kv_heads * shape.d_semantic(), state.sink.semantic,
+  write(cache.semantic_of(at), shape.kv_heads * shape.d_semantic(), state.sink.semantic,
         state.window.semantic);
-  write(cache.positional_of(shape, slot), shape.kv_heads * shape.d_positional(),
-        state.sink.positional, state.window.positional);
+  write(cache.positional_of(at), shape.kv_heads * shape.d_positional(), state.sink.positional,
+        state.window.positional);
 }
 
 /// The last raw queries into their ring, and reduced into the ring of summaries.
-void queries_write(const Cache::State& state, const LayerView& layer, int slot, const Mover& mover,
-                   const ProductSpace& products, const Queue& queue, DeviceCarver& carver) {
+void queries_write(const Cache::State& state, const LayerView& layer, CachePlace at,
+                   const Mover& mover, const ProductSpace& products, const Queue& queue,
+                   DeviceCarver& carver) {
   const AttentionShape& shape = state.spec.shape;
   const std::int64_t rows = std::min(state.queries.rows(), layer.cache.recent);
   if (rows == 0) return;
@@ -249,46 +245,66 @@ void queries_write(const Cache::State& state, const LayerView& layer, int slot, 
                  mover.transfer().copy(of + (position - first) * values, count * values,
                                        to + row * values);
                };
-               if (layer.mla()) keep(nope, layer.cache.recent_nope_of(shape, slot), d_nope);
-               keep(rope, layer.cache.recent_rope_of(shape, slot), shape.d_rope);
+               if (layer.mla()) keep(nope, layer.cache.recent_nope_of(at), d_nope);
+               keep(rope, layer.cache.recent_rope_of(at), shape.d_rope);
              });
   QueryRows queries;
   if (layer.mla()) queries.nope = head_rows(nope, shape.heads, shape.d_nope);
   queries.rope = head_rows(rope, shape.heads, shape.d_rope);
   queries.first = first;
   queries.rows = rows;
-  summaries_keep(layer, slot, queries, 0, first, rows, space, products, queue);
+  summaries_keep(layer, at, queries, 0, first, rows, space, products, queue);
 }
 
 }  // namespace
 
-Cache cache_to_host(const CacheStore& store, int layer, int slot, const Queue& queue) {
-  Cache result(store.spec());
+Cache cache_to_host(const CacheStore& store, int layer, const HeldCache& held, const Queue& queue) {
+  const LayerSpec& spec = store.spec(layer);
+  Cache result(spec);
   Cache::State& state = result.state();
   const LayerCache& cache = store.layer(layer);
-  state.length = store.length(slot);
+  state.length = held.length;
   state.dropped = state.layout.dropped(state.length);
   const Mover mover(queue);
-  groups_read(store, cache, slot, state.layout.groups(state.length), mover, queue, state);
-  exact_read(store, cache, slot, mover, state);
-  queries_read(store, cache, slot, mover, state);
+  groups_read(spec, cache, held, state.layout.groups(state.length), mover, queue, state);
+  exact_read(spec, cache, held.place, mover, state);
+  queries_read(spec, cache, held, mover, state);
   return result;
 }
 
-void cache_from_host(const Cache& host, CacheStore& store, const LayerView& layer, int slot,
-                     const ProductSpace& products, const Queue& queue) {
+void cache_from_host_check(const Cache& cache, const LayerSpec& expected) {
+  LayerSpec spec = cache.spec();
+  spec.dtype = expected.dtype;
+  if (spec != expected) {
+    fail_incompatible("this cache is of a layer with another shape or other settings");
+  }
+  if (!cache.state().settled()) {
+    fail_incompatible("this cache is in the middle of a run; end it before it is moved");
+  }
+}
+
+std::int64_t host_queries_first(std::span<const Cache> caches) {
+  std::int64_t first = caches.front().length();
+  for (const Cache& cache : caches) {
+    first = std::min(first, cache.length() - cache.state().queries.rows());
+  }
+  return first;
+}
+
+void cache_from_host(const Cache& host, const LayerView& layer, const HeldCache& held,
+                     HostPart part, const ProductSpace& products, const Queue& queue) {
   const Cache::State& state = host.state();
-  cache_check(state, store);
-  store.reserve({&slot, 1}, {&state.length, 1});
+  cache_from_host_check(host, layer.spec);
   const Mover mover(queue);
+  const bool groups = part == HostPart::all;
   DeviceCarver plan;
-  groups_write(state, layer.cache, slot, mover, queue, plan);
-  queries_write(state, layer, slot, mover, products, queue, plan);
+  if (groups) groups_write(state, layer.cache, held, mover, queue, plan);
+  queries_write(state, layer, held.place, mover, products, queue, plan);
   const Buffer memory(std::max<std::size_t>(plan.used(), 1));
   DeviceCarver carver(memory.as<void>());
-  groups_write(state, layer.cache, slot, mover, queue, carver);
-  exact_write(state, layer.cache, slot, mover);
-  queries_write(state, layer, slot, mover, products, queue, carver);
+  if (groups) groups_write(state, layer.cache, held, mover, queue, carver);
+  exact_write(state, layer.cache, held.place, mover);
+  queries_write(state, layer, held.place, mover, products, queue, carver);
   check(cudaStreamSynchronize(queue), "running on the GPU");  // before its scratch is freed
 }
 

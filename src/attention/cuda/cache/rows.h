@@ -9,6 +9,10 @@
 
 namespace lca::cuda {
 
+inline bool layer_condenses(const LayerSpec& spec) {
+  return spec.settings.method == MethodKind::lca;
+}
+
 /// Rows after the sink: all that a method may hold when the next token arrives, and no more than a
 /// sequence of `longest` tokens fills.
 inline std::int64_t ring_rows(const Settings& settings, std::int64_t longest) {

@@ -1,8 +1,9 @@
 #include "attention/cuda/cache/store.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <limits>
-#include <numeric>
 
 #include "attention/cuda/cache/rows.h"
 #include "attention/cuda/condense/condense.h"
@@ -12,226 +13,534 @@
 namespace lca::cuda {
 namespace {
 
-bool condenses(const LayerSpec& spec) { return spec.settings.method == MethodKind::lca; }
+/// Closed windows whose memory stays, so that chunk after chunk finds its spare one.
+constexpr std::size_t kWarmWindows = 2;
+/// The most rows that kernels can number in 32 bits.
+constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
+constexpr int kMostPages = 1 << 24;
 
-std::int64_t pages_in_all(const LayerSpec& spec, const StoreLimits& limits) {
-  return limits.pages > 0 ? limits.pages
-                          : pages_needed(spec.settings, limits.longest) * limits.slots;
+std::uint64_t store_number() {
+  static std::atomic<std::uint64_t> next{1};
+  return next++;
 }
 
-/// The store's memory, carved. With a null carver it counts.
-struct Carved {
-  std::vector<LayerCache> layers;
-  SessionView* views = nullptr;
-  std::int32_t* tables = nullptr;
-  std::uint64_t* steps = nullptr;  // of the rotation
-  StoreBytes bytes;
+double mebibytes(std::size_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); }
 
-  Carved(const LayerSpec& spec, GroupType type, const StoreLimits& limits, DeviceCarver& carver) {
-    const AttentionShape& shape = spec.shape;
-    const std::int64_t slots = limits.slots;
-    LayerCache common;
-    common.slots = limits.slots;
-    common.pages_each = static_cast<int>(pages_needed(spec.settings, limits.longest));
-    common.exact_each = exact_rows(spec.settings, limits.longest);
-    common.ring = ring_rows(spec.settings, limits.longest);
-    if (condenses(spec)) {
-      common.recent = std::min(spec.settings.summary_queries - 1, limits.longest);
-      common.summary_rows = std::min(spec.settings.summary_queries, limits.longest);
-      common.summary_values = shape.kv_heads * summary_width(shape, spec.settings.head_reduce);
-    }
-    std::size_t before = 0;
-    const auto grown = [&] {
-      const std::size_t more = carver.used() - before;
-      before = carver.used();
-      return more;
-    };
-    tables = carver.take<std::int32_t>(slots * common.pages_each);
-    views = carver.take<SessionView>(limits.layers * slots);
-    if (spec.settings.positions == Positions::entry) {
-      const auto pairs = static_cast<int>(spec.rotation.frequencies.size());
-      steps = carver.take<std::uint64_t>(pairs);
-      common.rotation = {steps, pairs, spec.rotation.layout};
-    }
-    bytes.tables = grown();
-    common.pages = tables;
-    const Mass mass = condenses(spec) ? spec.settings.mass : Mass::none;
-    for (int i = 0; i < limits.layers; ++i) {
-      LayerCache layer = common;
-      layer.sessions = views + i * slots;
-      layer.pool = pool_carve(carver, shape, type, mass, pages_in_all(spec, limits) * kPageRows);
-      bytes.groups += grown();
-      layer.exact.rows = slots * layer.exact_each;
-      layer.exact.semantic =
-          carver.take<bf16>(layer.exact.rows * shape.kv_heads * shape.d_semantic());
-      layer.exact.positional =
-          carver.take<bf16>(layer.exact.rows * shape.kv_heads * shape.d_positional());
-      bytes.exact += grown();
-      layer.summary = carver.take<float>(slots * layer.summary_rows * layer.summary_values);
-      layer.recent_nope = carver.take<bf16>(slots * layer.recent * shape.heads * shape.d_nope);
-      layer.recent_rope = carver.take<bf16>(slots * layer.recent * shape.heads * shape.d_rope);
-      bytes.queries += grown();
-      layers.push_back(layer);
+void specs_check(std::span<const LayerSpec> layers, const StoreLimits& limits) {
+  if (layers.empty()) fail_input("a cache needs at least one layer");
+  for (const LayerSpec& layer : layers) {
+    layer.validate();
+    if (!(layer.shape == layers.front().shape)) {
+      fail_input("the layers of a cache on the GPU must have one shape");
     }
   }
-};
-
-void limits_check(const LayerSpec& spec, const StoreLimits& limits) {
-  spec.validate();
-  if (limits.layers < 1 || limits.slots < 1) {
-    fail_input("a store of {} layers for {} sequences; both must be at least 1", limits.layers,
-               limits.slots);
-  }
+  if (limits.sequences < 1) fail_input("a store of {} sequences", limits.sequences);
   if (limits.longest < 1 || limits.longest > kLongestLayout32) {
     fail_input("a sequence of {} tokens does not fit the GPU's cache; it takes 1 to {}",
                limits.longest, kLongestLayout32);
-  }
-  if (pages_in_all(spec, limits) > std::numeric_limits<std::int32_t>::max() / kPageRows) {
-    fail_input("{} pages of representatives are too many; use a smaller batch",
-               pages_in_all(spec, limits));
   }
 }
 
 }  // namespace
 
-StoreBytes CacheStore::bytes(const LayerSpec& spec, GroupType type, const StoreLimits& limits) {
-  limits_check(spec, limits);
-  DeviceCarver carver;
-  return Carved(spec, type, limits, carver).bytes;
+// --- numbers -----------------------------------------------------------------------------------
+
+int CacheStore::Numbers::take(const char* what) {
+  if (!free_.empty()) {
+    const int number = *free_.begin();
+    free_.erase(free_.begin());
+    return number;
+  }
+  if (next_ == most_)
+    fail_memory("all {} {} of the GPU's cache are in use; close one", most_, what);
+  return next_++;
 }
 
-CacheStore::CacheStore(const Device& device, const LayerSpec& spec, GroupType type,
-                       const StoreLimits& limits, cudaStream_t stream, bool poison)
-    : device_(device), spec_(spec), limits_(limits), queue_{&device, stream} {
-  const std::size_t total = bytes(spec, type, limits).total();
+void CacheStore::Numbers::give(int number) { free_.insert(number); }
+
+// --- layout ------------------------------------------------------------------------------------
+
+CacheStore::CacheStore(const Device& device, std::span<const LayerSpec> layers, GroupType type,
+                       const StoreLimits& limits, cudaStream_t stream)
+    : device_(device),
+      specs_(layers.begin(), layers.end()),
+      type_(type),
+      limits_(limits),
+      queue_{&device, stream},
+      id_(store_number()) {
+  specs_check(layers, limits);
   const DeviceScope scope(device);
-  memory_require(static_cast<double>(total),
-                 fmt::format("a cache of {} sequences of {} tokens", limits.slots, limits.longest));
-  memory_ = Buffer(total);
-  const Transfer transfer(stream);
-  if (poison) transfer.fill(memory_.as<void>(), total, 0xff);
-  DeviceCarver carver(memory_.as<void>());
-  Carved carved(spec, type, limits, carver);
-  layers_ = std::move(carved.layers);
-  views_ = carved.views;
-  tables_ = carved.tables;
-  slots_.resize(static_cast<std::size_t>(limits.slots));
+  layers_lay();
+  pages_lay();
+  windows_lay();
+  slots_lay();
+  layers_on_device_ = Buffer(layers_.size() * sizeof(LayerCache));
+  Transfer(stream).upload(std::span<const LayerCache>(layers_), layers_on_device_.as<LayerCache>());
+}
 
-  // Unused entries of a table are page 0: a kernel may prefetch one too many.
-  transfer.fill(tables_, static_cast<std::size_t>(limits.slots * layers_[0].pages_each) * 4, 0);
-  std::vector<SessionView> views;
+CacheStore::~CacheStore() { rest(); }
+
+void CacheStore::layers_lay() {
+  layers_.resize(specs_.size());
+  std::vector<std::uint64_t> steps;
+  std::vector<std::size_t> steps_first(specs_.size());
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    const LayerSpec& spec = specs_[i];
+    const auto same = std::ranges::find(specs_, spec);
+    kinds_.push_back(static_cast<int>(same - specs_.begin()));
+    if (layer_condenses(spec)) condensing_.push_back(static_cast<int>(i));
+    LayerCache& layer = layers_[i];
+    layer.dense = spec.settings.method == MethodKind::dense;
+    layer.ring = ring_rows(spec.settings, limits_.longest);
+    layer.exact_each = exact_rows(spec.settings, limits_.longest);
+    steps_first[i] = steps.size();
+    if (spec.settings.positions == Positions::entry) {
+      const std::vector<std::uint64_t> own = rotation_steps(spec.rotation);
+      steps.insert(steps.end(), own.begin(), own.end());
+    }
+  }
+  if (steps.empty()) return;
+  rotation_steps_ = Buffer(steps.size() * sizeof(std::uint64_t));
+  Transfer(queue_.stream)
+      .upload(std::span<const std::uint64_t>(steps), rotation_steps_.as<std::uint64_t>());
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    if (specs_[i].settings.positions != Positions::entry) continue;
+    const Rotation& rotation = specs_[i].rotation;
+    layers_[i].rotation = {rotation_steps_.as<std::uint64_t>() + steps_first[i],
+                           static_cast<int>(rotation.frequencies.size()), rotation.layout};
+  }
+}
+
+/// A page of all layers is one block of each array, layer after layer: tables number pages of one
+/// layer, so that entry = page · layers, and layer i begins i pages later.
+void CacheStore::pages_lay() {
+  if (condensing_.empty()) return;
+  const AttentionShape& shape = specs_.front().shape;
+  const auto layers = static_cast<std::int64_t>(condensing_.size());
+  bool scored = false;
+  for (const int i : condensing_) scored |= spec(i).settings.mass == Mass::score;
+  const std::int64_t page_bytes =
+      layers * kPageRows * group_bytes(shape, type_, scored ? Mass::score : Mass::none);
+  const std::int64_t fit = static_cast<std::int64_t>(device_.memory) / page_bytes + 8;
+  std::int64_t most = std::min<std::int64_t>({fit, kMostPages, kMostRows / (kPageRows * layers),
+                                              pages_for(limits_.longest) * limits_.sequences});
+  most = (most + 7) / 8 * 8;  // page_take shuffles eights
+  pages_ = Numbers(static_cast<int>(most));
+
+  const std::int64_t kv = shape.kv_heads;
+  const bool mla = shape.form == Form::mla;
+  const std::int64_t wide = value_bytes(type_);
+  const std::int64_t scales = mla ? (shape.d_latent + kScaleBlock - 1) / kScaleBlock : kv;
+  const auto lay = [&](Blocks& blocks, std::int64_t row_bytes) {
+    blocks.each = static_cast<std::size_t>(layers * kPageRows * row_bytes);
+    blocks.memory = BackedMemory(device_, static_cast<std::size_t>(most) * blocks.each);
+    page_blocks_.push_back(&blocks);
+  };
+  lay(group_semantic_, kv * shape.d_semantic() * wide);
+  lay(group_positional_, kv * shape.d_positional() * (mla ? 2 : wide));
+  if (type_ != GroupType::bf16) {
+    lay(semantic_scale_, scales * 4);
+    if (!mla) lay(positional_scale_, kv * 4);
+  }
+  if (scored) lay(bias_, kv * 4);
+  for (std::size_t k = 0; k < condensing_.size(); ++k) {
+    const auto part = [&](const Blocks& blocks) {
+      return blocks.each == 0 ? nullptr
+                              : blocks.memory.as<char>() + k * (blocks.each / condensing_.size());
+    };
+    GroupPool& pool = layers_[static_cast<std::size_t>(condensing_[k])].pool;
+    pool.semantic = part(group_semantic_);
+    pool.positional = part(group_positional_);
+    pool.semantic_scale = reinterpret_cast<float*>(part(semantic_scale_));
+    pool.positional_scale = reinterpret_cast<float*>(part(positional_scale_));
+    if (spec(condensing_[k]).settings.mass == Mass::score) {
+      pool.bias = reinterpret_cast<float*>(part(bias_));
+    }
+  }
+  for (LayerCache& layer : layers_) layer.pool.type = type_;
+}
+
+void CacheStore::windows_lay() {
+  const AttentionShape& shape = specs_.front().shape;
+  std::vector<std::int64_t> rows;
+  std::int64_t all = 0;
+  std::vector<std::size_t> which;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (layers_[i].dense) continue;
+    which.push_back(i);
+    rows.push_back(layers_[i].exact_each);
+    all += rows.back();
+  }
+  // Spare windows and marks beside those of open sequences.
+  std::int64_t most = std::int64_t{4} * limits_.sequences + 8;
+  if (all > 0) most = std::max<std::int64_t>(1, std::min(most, kMostRows / all));
+  windows_ = Numbers(static_cast<int>(most));
+  window_rows_ = ExactBlocks(device_, shape, rows, most);
+  for (std::size_t k = 0; k < which.size(); ++k) {
+    LayerCache& layer = layers_[which[k]];
+    layer.semantic = window_rows_.semantic(k);
+    layer.positional = window_rows_.positional(k);
+    layer.semantic_stride = window_rows_.semantic_stride();
+    layer.positional_stride = window_rows_.positional_stride();
+    layer.exact = window_rows_.pool();
+  }
+
+  // Recent queries of each layer that condenses, at multiples of 256 bytes.
+  DeviceCarver summaries, nopes, ropes;
+  std::vector<std::array<std::size_t, 3>> begins;
+  for (const int i : condensing_) {
+    LayerCache& layer = layers_[static_cast<std::size_t>(i)];
+    const Settings& settings = spec(i).settings;
+    layer.recent = layer.summary_rows = std::min(settings.summary_queries, limits_.longest);
+    layer.summary_values = shape.kv_heads * summary_width(shape, settings.head_reduce);
+    begins.push_back({summaries.used(), nopes.used(), ropes.used()});
+    summaries.take<float>(layer.summary_rows * layer.summary_values);
+    if (shape.form == Form::mla) nopes.take<bf16>(layer.recent * shape.heads * shape.d_nope);
+    ropes.take<bf16>(layer.recent * shape.heads * shape.d_rope);
+  }
+  const auto lay = [&](Blocks& blocks, std::size_t each) {
+    if (each == 0) return;
+    blocks.each = each;
+    blocks.memory = BackedMemory(device_, static_cast<std::size_t>(most) * each);
+    query_blocks_.push_back(&blocks);
+  };
+  lay(summary_, summaries.used());
+  lay(recent_nope_, nopes.used());
+  lay(recent_rope_, ropes.used());
+  for (std::size_t k = 0; k < condensing_.size(); ++k) {
+    LayerCache& layer = layers_[static_cast<std::size_t>(condensing_[k])];
+    layer.summary = reinterpret_cast<float*>(summary_.memory.as<char>() + begins[k][0]);
+    layer.summary_stride = static_cast<std::int64_t>(summary_.each / sizeof(float));
+    if (recent_nope_.each > 0) {
+      layer.recent_nope = reinterpret_cast<bf16*>(recent_nope_.memory.as<char>() + begins[k][1]);
+    }
+    layer.nope_stride = static_cast<std::int64_t>(recent_nope_.each / sizeof(bf16));
+    layer.recent_rope = reinterpret_cast<bf16*>(recent_rope_.memory.as<char>() + begins[k][2]);
+    layer.rope_stride = static_cast<std::int64_t>(recent_rope_.each / sizeof(bf16));
+  }
+}
+
+void CacheStore::slots_lay() {
+  // Dense layers reserve addresses for the longest sequence in every slot: 16 TiB at most.
+  constexpr std::int64_t kMostDenseBytes = std::int64_t{1} << 44;
+  const AttentionShape& shape = specs_.front().shape;
+  std::vector<std::int64_t> rows;
+  std::int64_t bytes = 0;
   for (const LayerCache& layer : layers_) {
-    for (int slot = 0; slot < limits.slots; ++slot) {
-      SessionView view;
-      view.semantic = layer.semantic_of(spec.shape, slot);
-      view.positional = layer.positional_of(spec.shape, slot);
-      view.pages = layer.pages_of(slot);
-      if (layer.summary_rows > 0) view.summary = layer.summary_of(slot);
-      view.length = -1;
-      view.ring = static_cast<int>(layer.ring);
-      views.push_back(view);
-    }
+    if (!layer.dense) continue;
+    rows.push_back(layer.exact_each);
+    bytes += layer.exact_each * shape.entry_values() * 2;
   }
-  transfer.upload(std::span<const SessionView>(views), views_);
-  if (carved.steps != nullptr) {
-    const std::vector<std::uint64_t> steps = rotation_steps(spec.rotation);
-    transfer.upload(std::span<const std::uint64_t>(steps), carved.steps);
-  }
-
-  free_pages_.resize(static_cast<std::size_t>(pages_in_all(spec, limits)));
-  std::iota(free_pages_.rbegin(), free_pages_.rend(), 0);
-  if (poison) {  // no sequence may rely on neighbouring pages: a fixed shuffle
-    std::uint64_t state = 1;
-    for (std::size_t i = free_pages_.size(); i > 1; --i) {
-      state = state * 6364136223846793005u + 1442695040888963407u;
-      std::swap(free_pages_[i - 1], free_pages_[(state >> 33) % i]);
-    }
+  const std::int64_t most =
+      bytes == 0 ? limits_.sequences
+                 : std::clamp<std::int64_t>(kMostDenseBytes / bytes, 1, limits_.sequences);
+  slots_ = Numbers(static_cast<int>(most));
+  dense_rows_ = ExactBlocks(device_, shape, rows, rows.empty() ? 0 : most);
+  pages_each_ = static_cast<int>(pages_for(limits_.longest));
+  // Whole lines, and one more: a kernel may fetch the entry behind the last.
+  tables_.each = (static_cast<std::size_t>(pages_each_) * 4 + 4 + 127) / 128 * 128;
+  tables_.memory = BackedMemory(device_, static_cast<std::size_t>(most) * tables_.each);
+  table_blocks_.push_back(&tables_);
+  std::size_t k = 0;
+  for (LayerCache& layer : layers_) {
+    layer.pages = tables_.memory.as<std::int32_t>();
+    layer.pages_each = static_cast<int>(tables_.each / 4);
+    if (!layer.dense) continue;
+    layer.semantic = dense_rows_.semantic(k);
+    layer.positional = dense_rows_.positional(k);
+    layer.semantic_stride = dense_rows_.semantic_stride();
+    layer.positional_stride = dense_rows_.positional_stride();
+    ++k;
   }
 }
 
-CacheStore::Slot& CacheStore::slot_at(int slot) {
-  return const_cast<Slot&>(std::as_const(*this).slot_at(slot));
-}
+// --- memory ------------------------------------------------------------------------------------
 
-const CacheStore::Slot& CacheStore::slot_at(int slot) const {
-  if (slot < 0 || slot >= limits_.slots || !slots_[static_cast<std::size_t>(slot)].open) {
-    fail_input("there is no sequence {} in this store of {}", slot, limits_.slots);
+void CacheStore::rest() const noexcept { cudaStreamSynchronize(queue_.stream); }
+
+/// Throws where fewer bytes are free, with what is kept for later given back first.
+void CacheStore::room_check(std::size_t needed) {
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
+  if (needed <= free) return;
+  trim();
+  check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
+  if (needed > free) {
+    fail_memory(
+        "a cache needs {:.1f} MiB more of GPU memory and {:.1f} MiB are free; close a session, or "
+        "use a shorter context",
+        mebibytes(needed), mebibytes(free));
   }
-  return slots_[static_cast<std::size_t>(slot)];
 }
 
-bool CacheStore::is_open(int slot) const {
-  return slot >= 0 && slot < limits_.slots && slots_[static_cast<std::size_t>(slot)].open;
-}
-
-void CacheStore::lengths_write(int slot, std::int64_t length) {
+/// Calls `hold`; where memory runs out, once more without what is kept for later.
+template <typename Hold>
+void CacheStore::with_room(std::size_t needed, const Hold& hold) {
   const DeviceScope scope(device_);
-  lengths_set(views_, limits_.layers, limits_.slots, slot, static_cast<std::int32_t>(length),
-              queue_);
+  // Asking takes longer than a few granules do.
+  constexpr std::size_t kLarge = std::size_t{64} << 20;
+  if (needed > kLarge) room_check(needed);
+  try {
+    hold();
+    return;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::out_of_memory) throw;
+  }
+  trim();
+  try {
+    hold();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::out_of_memory) throw;
+    room_check(needed);
+    throw;
+  }
 }
 
-int CacheStore::open() {
-  const auto free = std::ranges::find(slots_, false, &Slot::open);
-  if (free == slots_.end()) {
-    fail_memory("all {} sequences of the GPU's cache are in use; close one", limits_.slots);
+std::size_t CacheStore::blocks_missing(std::span<Blocks* const> all, int number) const {
+  std::size_t bytes = 0;
+  for (const Blocks* blocks : all)
+    bytes += blocks->memory.missing(blocks->begin(number), blocks->each);
+  return bytes;
+}
+
+void CacheStore::blocks_hold(std::span<Blocks* const> all, int number) {
+  std::size_t done = 0;
+  try {
+    for (; done < all.size(); ++done) {
+      all[done]->memory.hold(all[done]->begin(number), all[done]->each, poison());
+    }
+  } catch (...) {
+    blocks_drop(all.first(done), number);
+    throw;
   }
-  const auto slot = static_cast<int>(free - slots_.begin());
-  lengths_write(slot, 0);
-  free->open = true;
-  free->length = 0;
+}
+
+void CacheStore::blocks_drop(std::span<Blocks* const> all, int number) noexcept {
+  for (Blocks* blocks : all) {
+    if (blocks->memory.last_holder(blocks->begin(number), blocks->each)) rest();
+    blocks->memory.drop(blocks->begin(number), blocks->each);
+  }
+}
+
+void CacheStore::blocks_copy(std::span<Blocks* const> all, int from, int to) {
+  const DeviceScope scope(device_);
+  for (const Blocks* blocks : all) {
+    const char* const memory = blocks->memory.as<char>();
+    Transfer::device_copy(memory + blocks->begin(from), blocks->each,
+                          blocks->memory.as<char>() + blocks->begin(to), queue_);
+  }
+}
+
+StoreBytes CacheStore::backed() const {
+  StoreBytes bytes;
+  for (const Blocks* blocks : page_blocks_) bytes.groups += blocks->memory.backed();
+  for (const Blocks* blocks : query_blocks_) bytes.queries += blocks->memory.backed();
+  bytes.exact = window_rows_.backed() + dense_rows_.backed();
+  bytes.tables = tables_.memory.backed();
+  return bytes;
+}
+
+void CacheStore::trim() noexcept {
+  for (const int window : warm_windows_) window_release(window);
+  warm_windows_.clear();
+}
+
+// --- windows -----------------------------------------------------------------------------------
+
+int CacheStore::window_open(std::int64_t tokens) {
+  int window = 0;
+  const bool warm = !warm_windows_.empty();
+  if (warm) {
+    window = warm_windows_.back();
+    warm_windows_.pop_back();
+  } else {
+    window = windows_.take("windows");
+  }
+  try {
+    if (!warm) {
+      const std::size_t needed =
+          blocks_missing(query_blocks_, window) + window_rows_.missing(window, tokens);
+      with_room(needed, [&] { blocks_hold(query_blocks_, window); });
+    }
+    try {
+      window_require(window, tokens);
+    } catch (...) {
+      blocks_drop(query_blocks_, window);
+      throw;
+    }
+  } catch (...) {
+    window_rows_.release(window);
+    windows_.give(window);
+    throw;
+  }
+  return window;
+}
+
+void CacheStore::window_require(int window, std::int64_t tokens) {
+  const std::size_t needed = window_rows_.missing(window, tokens);
+  if (needed == 0) {
+    window_rows_.require(window, tokens, nullptr);
+    return;
+  }
+  with_room(needed, [&] { window_rows_.require(window, tokens, poison()); });
+}
+
+void CacheStore::window_release(int window) noexcept {
+  rest();
+  blocks_drop(query_blocks_, window);
+  window_rows_.release(window);
+  windows_.give(window);
+}
+
+void CacheStore::window_close(int window) noexcept {
+  if (warm_windows_.size() < kWarmWindows) {
+    warm_windows_.push_back(window);
+  } else {
+    window_release(window);
+  }
+}
+
+void CacheStore::window_copy(int from, int to, std::int64_t tokens) {
+  blocks_copy(query_blocks_, from, to);
+  const DeviceScope scope(device_);
+  window_rows_.copy(from, to, tokens, queue_);
+}
+
+// --- slots -------------------------------------------------------------------------------------
+
+int CacheStore::slot_open() {
+  const int slot = slots_.take("sequences");
+  try {
+    with_room(blocks_missing(table_blocks_, slot), [&] { blocks_hold(table_blocks_, slot); });
+    // Unused entries are page 0: a kernel may fetch one too many.
+    const DeviceScope scope(device_);
+    Transfer(queue_.stream).fill(tables_.memory.as<char>() + tables_.begin(slot), tables_.each, 0);
+  } catch (...) {
+    slots_.give(slot);
+    throw;
+  }
   return slot;
 }
 
-void CacheStore::close(int slot) {
-  Slot& closed = slot_at(slot);
-  lengths_write(slot, -1);
-  // In reverse, so that the next to ask gets them in the same order.
-  free_pages_.insert(free_pages_.end(), closed.pages.rbegin(), closed.pages.rend());
-  closed = {};
+void CacheStore::slot_close(int slot) noexcept {
+  rest();
+  dense_rows_.release(slot);
+  blocks_drop(table_blocks_, slot);
+  slots_.give(slot);
 }
 
-std::int64_t CacheStore::length(int slot) const { return slot_at(slot).length; }
-
-void CacheStore::advance(int slot, std::int64_t tokens) { slot_at(slot).length += tokens; }
-
-void CacheStore::set_length(int slot, std::int64_t length) {
-  slot_at(slot).length = length;
-  lengths_write(slot, length);
-}
-
-std::int64_t CacheStore::pages_missing(int slot, std::int64_t length) const {
-  const Slot& of = slot_at(slot);
-  if (length > limits_.longest) {
-    fail_input("{} tokens do not fit a cache of {}", length, limits_.longest);
+void CacheStore::dense_require(int slot, std::int64_t tokens) {
+  const std::size_t needed = dense_rows_.missing(slot, tokens);
+  if (needed == 0) {
+    dense_rows_.require(slot, tokens, nullptr);
+    return;
   }
-  const std::int64_t needed = condenses(spec_)
-                                  ? std::min(pages_needed(spec_.settings, length),
-                                             pages_needed(spec_.settings, limits_.longest))
-                                  : 0;
-  return std::max<std::int64_t>(needed - static_cast<std::int64_t>(of.pages.size()), 0);
+  with_room(needed, [&] { dense_rows_.require(slot, tokens, poison()); });
 }
 
-void CacheStore::reserve(std::span<const int> slots, std::span<const std::int64_t> lengths) {
-  std::int64_t missing = 0;
-  for (std::size_t i = 0; i < slots.size(); ++i) missing += pages_missing(slots[i], lengths[i]);
-  if (missing > pages_free()) {
-    fail_memory("{} more pages of representatives are needed and {} are free; close a sequence",
-                missing, pages_free());
-  }
+void CacheStore::dense_copy(int from, int to, std::int64_t tokens) {
   const DeviceScope scope(device_);
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const std::int64_t more = pages_missing(slots[i], lengths[i]);
-    if (more == 0) continue;
-    std::vector<std::int32_t>& pages = slot_at(slots[i]).pages;
-    const std::size_t first = pages.size();
-    for (std::int64_t k = 0; k < more; ++k) {
-      pages.push_back(free_pages_.back());
-      free_pages_.pop_back();
+  dense_rows_.copy(from, to, tokens, queue_);
+}
+
+void CacheStore::table_write(int slot, std::int64_t first, std::span<const std::int32_t> pages) {
+  if (pages.empty()) return;
+  const DeviceScope scope(device_);
+  auto* const table =
+      reinterpret_cast<std::int32_t*>(tables_.memory.as<char>() + tables_.begin(slot));
+  Transfer(queue_.stream).upload(pages, table + first);
+}
+
+// --- pages -------------------------------------------------------------------------------------
+
+void CacheStore::pages_expect(std::int64_t count) {
+  constexpr std::int64_t kMany = 16;
+  if (count < kMany) return;
+  std::size_t each = 0;
+  for (const Blocks* blocks : page_blocks_) each += blocks->each;
+  const DeviceScope scope(device_);
+  room_check(static_cast<std::size_t>(count) * each);
+}
+
+std::int32_t CacheStore::page_take() {
+  // With poison neighbours in a sequence are none in memory: nothing may rely on that.
+  const int number = pages_.take("pages");
+  const int page = limits_.poison ? number ^ 5 : number;
+  try {
+    with_room(blocks_missing(page_blocks_, page), [&] { blocks_hold(page_blocks_, page); });
+    if (static_cast<std::size_t>(page) >= page_holders_.size()) {
+      page_holders_.resize(static_cast<std::size_t>(page) + 1);
     }
-    Transfer(queue_.stream)
-        .upload(std::span<const std::int32_t>(pages).subspan(first),
-                tables_ + std::int64_t{slots[i]} * layers_[0].pages_each + first);
+  } catch (...) {
+    pages_.give(number);
+    throw;
   }
+  page_holders_[static_cast<std::size_t>(page)] = 1;
+  return page;
+}
+
+void CacheStore::page_drop(std::int32_t page) noexcept {
+  if (--page_holders_[static_cast<std::size_t>(page)] > 0) return;
+  blocks_drop(page_blocks_, page);
+  pages_.give(limits_.poison ? page ^ 5 : page);
+}
+
+void CacheStore::page_copy(std::int32_t from, std::int32_t to) {
+  blocks_copy(page_blocks_, from, to);
+}
+
+std::int32_t CacheStore::table_entry(std::int32_t page) const {
+  return page * static_cast<std::int32_t>(condensing_.size());
+}
+
+// --- sizes -------------------------------------------------------------------------------------
+
+std::int64_t CacheStore::groups_fewest(std::int64_t length) const {
+  std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
+  for (const int i : condensing_)
+    fewest = std::min(fewest, Layout(spec(i).settings).groups(length));
+  return condensing_.empty() ? 0 : fewest;
+}
+
+bool CacheStore::groups_grow(std::int64_t before, std::int64_t after) const {
+  return std::ranges::any_of(condensing_, [&](int i) {
+    const Layout layout(spec(i).settings);
+    return layout.groups(after) > layout.groups(before);
+  });
+}
+
+std::int64_t CacheStore::pages_for(std::int64_t length) const {
+  std::int64_t most = 0;
+  for (const int i : condensing_) most = std::max(most, Layout(spec(i).settings).groups(length));
+  return (most + kPageRows - 1) / kPageRows;
+}
+
+StoreBytes CacheStore::sequence_bytes(std::span<const LayerSpec> layers, GroupType type,
+                                      std::int64_t length) {
+  const StoreLimits limits;
+  specs_check(layers, limits);
+  StoreBytes bytes;
+  std::int64_t groups = 0, condensing = 0;
+  Mass mass = Mass::none;
+  const AttentionShape& shape = layers.front().shape;
+  for (const LayerSpec& layer : layers) {
+    const std::int64_t rows = std::min(exact_rows(layer.settings, limits.longest), length);
+    bytes.exact += static_cast<std::size_t>(rows * shape.entry_values() * 2);
+    if (!layer_condenses(layer)) continue;
+    ++condensing;
+    groups = std::max(groups, Layout(layer.settings).groups(length));
+    if (layer.settings.mass == Mass::score) mass = Mass::score;
+    const std::int64_t d_nope = shape.form == Form::mla ? shape.d_nope : 0;
+    const std::int64_t query =
+        shape.kv_heads * summary_width(shape, layer.settings.head_reduce) * 4 +
+        shape.heads * (d_nope + shape.d_rope) * 2;
+    bytes.queries += static_cast<std::size_t>(layer.settings.summary_queries * query);
+  }
+  const std::int64_t pages = (groups + kPageRows - 1) / kPageRows;
+  bytes.groups =
+      static_cast<std::size_t>(condensing * pages * kPageRows * group_bytes(shape, type, mass));
+  bytes.tables = static_cast<std::size_t>(pages) * 4;
+  return bytes;
 }
 
 }  // namespace lca::cuda

@@ -53,16 +53,17 @@ __device__ void latents_round(const Job& job, int session, int thread, int threa
 }
 
 __device__ void raw_keep(const Job& job, int session, int thread, int threads) {
-  const int position = job.step.sessions[session].length;  // of this step's token
+  const SessionView& view = job.step.sessions[session];
+  const int position = view.length;  // of this step's token
   if (position < 0) return;
-  const std::int64_t row = session * job.step.recent + position % job.step.recent;
+  const std::int64_t row = position % job.step.recent;
   const auto keep = [&](const bf16* from, bf16* to, int values) {
     for (int i = thread; i < values; i += threads) {
       to[row * values + i] = from[static_cast<std::int64_t>(session) * values + i];
     }
   };
-  keep(job.step.nope, job.step.recent_nope, job.heads * job.d_nope);
-  keep(job.step.rope, job.step.recent_rope, job.heads * job.d_rope);
+  if (job.d_nope > 0) keep(job.step.nope, view.recent_nope, job.heads * job.d_nope);
+  keep(job.step.rope, view.recent_rope, job.heads * job.d_rope);
 }
 
 __global__ void __launch_bounds__(kThreads) step_queries_kernel(const __grid_constant__ Job job) {

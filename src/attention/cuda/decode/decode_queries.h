@@ -11,7 +11,7 @@ struct StepQueries {
   AttentionShape shape;
   HeadReduce reduce = HeadReduce::mean;
   bool summarise = false;                 ///< MLA with method lca
-  const SessionView* sessions = nullptr;  ///< [batch]
+  const SessionView* sessions = nullptr;  ///< [batch]; raw queries go to their recent_…
   int batch = 0;
   const bf16* nope = nullptr;  ///< MLA [batch][H][d_n]
   const bf16* rope = nullptr;  ///< [batch][H][d_r]
@@ -20,9 +20,7 @@ struct StepQueries {
   /// MLA [batch][d_c + d_r], or [batch][H][d_c + d_r] with `max`: the latent part is read where it
   /// is to be rounded, the RoPE part is written.
   float* summary = nullptr;
-  bf16* recent_nope = nullptr;  ///< [slots][recent][H][d_n]: query t goes to row t % recent
-  bf16* recent_rope = nullptr;  ///< [slots][recent][H][d_r]
-  std::int64_t recent = 0;
+  std::int64_t recent = 0;  ///< rows of raw queries: query t goes to row t % recent
 };
 void step_queries(const StepQueries& job, const Queue& queue);
 

@@ -1,0 +1,403 @@
+// Sequences on the GPU that join, leave, go back and fork, with other settings in every layer.
+
+#include "models/cuda/device_caches.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <numeric>
+
+#include "attention/cache_state.h"
+#include "cuda/resident.h"
+
+namespace lca::test {
+namespace {
+
+struct CachesShape {
+  const char* name;
+  AttentionShape shape;
+};
+
+std::vector<CachesShape> caches_shapes() {
+  return {{"mla 512+64", AttentionShape::mla(3, 128, 64, 512, 128)},
+          {"mla 40+8", AttentionShape::mla(4, 16, 8, 40, 24)},
+          {"gqa 64", AttentionShape::gqa(6, 2, 64, 64)}};
+}
+
+/// Layers that differ in everything that may: groups, windows, sinks, methods.
+std::vector<LayerSpec> mixed_specs(const AttentionShape& shape) {
+  Settings lca;
+  lca.group = 3;
+  lca.window = 11;
+  lca.sink = 2;
+  lca.summary_queries = 5;
+  Settings scored = lca;
+  scored.group = 2;
+  scored.sink = 0;
+  scored.summary_queries = 9;
+  scored.mass = Mass::score;
+  Settings dense;
+  dense.method = MethodKind::dense;
+  Settings window;
+  window.method = MethodKind::window;
+  window.window = 20;
+  window.sink = 3;
+  return {spec_of(shape, lca), spec_of(shape, dense), spec_of(shape, scored),
+          spec_of(shape, window)};
+}
+
+std::vector<std::vector<std::byte>> saved(const cuda::DeviceCaches& caches) {
+  std::vector<std::vector<std::byte>> bytes;
+  for (const Cache& cache : caches.to_host()) bytes.push_back(cache.save());
+  return bytes;
+}
+
+std::unique_ptr<cuda::DeviceCaches> device_caches(std::unique_ptr<SequenceCaches> caches) {
+  return std::unique_ptr<cuda::DeviceCaches>(static_cast<cuda::DeviceCaches*>(caches.release()));
+}
+
+void expect_same(const Talk& one, const Talk& other, const std::string& what) {
+  for (std::size_t l = 0; l < one.paths.size(); ++l) {
+    EXPECT_EQ(one.paths[l].out, other.paths[l].out) << what << ": layer " << l;
+    EXPECT_EQ(one.paths[l].lse, other.paths[l].lse) << what << ": layer " << l;
+  }
+  EXPECT_EQ(saved(*one.caches), saved(*other.caches)) << what;
+}
+
+TEST(CudaCaches, SequencesJoinAndLeaveABatchInAnyOrder) {
+  LCA_NEEDS_GPU();
+  Tally tally{.tolerance = 8e-3};
+  for (const CachesShape& shaped : caches_shapes()) {
+    Random random(9500);
+    Resident model(mixed_specs(shaped.shape), random);
+    std::vector<Talk> talks;
+    constexpr std::size_t kTalks = 6;
+    constexpr std::int64_t kEach = 180;
+    for (std::size_t i = 0; i < kTalks; ++i) talks.push_back(model.talk(60, kEach, random));
+    while (true) {
+      std::vector<Talk*> waiting;
+      for (Talk& talk : talks) {
+        if (talk.position() < kEach) waiting.push_back(&talk);
+      }
+      if (waiting.empty()) break;
+      // Some of them, in any order: a chunk of different sizes, or a step.
+      for (std::size_t i = waiting.size(); i > 1; --i) {
+        std::swap(
+            waiting[i - 1],
+            waiting[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(i) - 1))]);
+      }
+      waiting.resize(
+          static_cast<std::size_t>(random.integer(1, static_cast<std::int64_t>(waiting.size()))));
+      if (random.chance(0.2)) {
+        std::vector<std::int64_t> counts;
+        for (const Talk* talk : waiting) {
+          counts.push_back(random.integer(1, std::min<std::int64_t>(40, kEach - talk->position())));
+        }
+        model.chunk(waiting, counts, random.chance(0.8));
+      } else {
+        model.decode(waiting, random.chance(0.9));
+      }
+    }
+    for (std::size_t i = 0; i < kTalks; ++i) {
+      model.check(talks[i], fmt::format("{} sequence {}", shaped.name, i), tally);
+    }
+    if (HasFailure()) return;
+  }
+  finish(tally);
+}
+
+TEST(CudaCaches, AStepThatIsRolledBackChangesNothing) {
+  LCA_NEEDS_GPU();
+  for (const CachesShape& shaped : caches_shapes()) {
+    Random random(9600);
+    Resident model(mixed_specs(shaped.shape), random);
+    Talk talk = model.talk(70, 150, random);
+    Talk straight{model.open(), talk.paths};
+    const auto both = [&](const auto& step) {
+      step(talk);
+      step(straight);
+    };
+    for (const std::int64_t count : {5, 33, 32}) {
+      const auto before = saved(*talk.caches);
+      model.chunk(talk, count + 20, false);
+      model.chunk(talk, count, false);
+      if (talk.position() > 0) model.decode(talk, 1, false);
+      EXPECT_EQ(saved(*talk.caches), before) << shaped.name;
+      both([&](Talk& one) { model.chunk(one, count); });
+    }
+    for (int i = 0; i < 40; ++i) {
+      model.decode(talk, 1, false);
+      if (i % 7 == 0) model.chunk(talk, 25, false);
+      both([&](Talk& one) { model.decode(one); });
+    }
+    expect_same(talk, straight, shaped.name);
+  }
+}
+
+TEST(CudaCaches, ForksShareRepresentativesAndGoTheirOwnWays) {
+  LCA_NEEDS_GPU();
+  for (const CachesShape& shaped : caches_shapes()) {
+    Random random(9700);
+    Resident model(mixed_specs(shaped.shape), random);
+    constexpr std::int64_t kShared = 190;  // groups end inside a page in both layers
+    Talk talk = model.talk(kShared, 300, random);
+    Talk other = model.talk(kShared, 300, random);
+    model.chunk(talk, kShared);
+    const int pages = talk.caches->store().pages_held();
+    EXPECT_EQ(talk.caches->shared_bytes(), 0u);
+    Talk fork{device_caches(talk.caches->fork()), talk.paths};
+    EXPECT_EQ(talk.caches->store().pages_held(), pages) << "a fork copies no page by itself";
+    EXPECT_GT(fork.caches->shared_bytes(), 0u);
+    EXPECT_EQ(fork.caches->bytes(), talk.caches->bytes());
+    EXPECT_EQ(saved(*fork.caches), saved(*talk.caches));
+    // Another fork goes on with other tokens, in between.
+    Talk stranger{device_caches(talk.caches->fork()), other.paths};
+    stranger.back_to(kShared);
+    model.decode(talk, 10);
+    model.decode(stranger, 30);
+    model.decode(fork, 10);
+    model.chunk(stranger, 40);
+    model.chunk(talk, 50);
+    model.chunk(fork, 50);
+    expect_same(talk, fork, shaped.name);
+    stranger.caches.reset();
+    fork.caches.reset();
+    EXPECT_EQ(talk.caches->shared_bytes(), 0u) << "the others are gone";
+    Tally tally{.tolerance = 8e-3};
+    model.decode(talk, 50);
+    model.check(talk, shaped.name, tally);
+  }
+}
+
+TEST(CudaCaches, ASequenceReturnsToItsMarks) {
+  LCA_NEEDS_GPU();
+  for (const CachesShape& shaped : caches_shapes()) {
+    Random random(9800);
+    Resident model(mixed_specs(shaped.shape), random);
+    Talk talk = model.talk(100, 300, random);
+    Talk other = model.talk(100, 300, random);
+    model.chunk(talk, 100);
+    const auto first = talk.caches->mark();
+    const auto first_saved = saved(*talk.caches);
+    model.decode(talk, 30);
+    const auto second = talk.caches->mark();
+    const auto second_saved = saved(*talk.caches);
+    EXPECT_EQ(second->position(), 130);
+    EXPECT_GT(second->bytes(), 0u);
+    model.chunk(talk, 100);
+    const Talk straight{nullptr, talk.paths};
+    const auto end = saved(*talk.caches);
+
+    // A fork at the first mark, which goes another way, and back to the second.
+    Talk fork{device_caches(talk.caches->fork_at(*first)), other.paths};
+    EXPECT_EQ(saved(*fork.caches), first_saved);
+    fork.back_to(100);
+    model.decode(fork, 60);
+
+    talk.caches->rewind(*second);
+    EXPECT_EQ(saved(*talk.caches), second_saved);
+    talk.back_to(130);
+    model.chunk(talk, 100);
+    EXPECT_EQ(saved(*talk.caches), end) << shaped.name;
+    for (std::size_t l = 0; l < talk.paths.size(); ++l) {
+      EXPECT_EQ(talk.paths[l].out, straight.paths[l].out) << shaped.name << " layer " << l;
+    }
+    talk.caches->rewind(*first);
+    EXPECT_EQ(saved(*talk.caches), first_saved);
+    talk.back_to(100);
+    model.decode(talk, 30);
+    EXPECT_EQ(saved(*talk.caches), second_saved) << shaped.name;
+  }
+}
+
+TEST(CudaCaches, MarksGoToTheHostAndBack) {
+  LCA_NEEDS_GPU();
+  for (const CachesShape& shaped : caches_shapes()) {
+    Random random(9850);
+    Resident model(mixed_specs(shaped.shape), random);
+    Talk talk = model.talk(100, 220, random);
+    model.chunk(talk, 100);
+    const auto mark = talk.caches->mark();
+    const auto marked = saved(*talk.caches);
+    model.chunk(talk, 60);
+    const auto kept = talk.caches->mark_to_host(*mark);
+    EXPECT_FALSE(kept[1]) << "a dense layer is cut back";
+
+    // Another sequence with the same contents, by way of the host, as a file does it.
+    const cuda::DeviceCaches loaded(model.stores(), talk.caches->to_host());
+    EXPECT_EQ(saved(loaded), saved(*talk.caches));
+    std::vector<std::optional<Cache>> given(kept.size());
+    for (std::size_t l = 0; l < kept.size(); ++l) {
+      if (kept[l]) given[l] = kept[l]->clone();
+    }
+    const auto again = loaded.mark_from_host(100, std::move(given));
+    Talk fork{device_caches(loaded.fork_at(*again)), talk.paths};
+    EXPECT_EQ(saved(*fork.caches), marked);
+    fork.back_to(100);
+    model.decode(fork, 60);
+    talk.caches->rewind(*mark);
+    talk.back_to(100);
+    model.decode(talk, 60);
+    expect_same(talk, fork, shaped.name);
+  }
+}
+
+TEST(CudaCaches, ACutSequenceGoesOnAsIfItHadNeverBeenLonger) {
+  LCA_NEEDS_GPU();
+  for (const CachesShape& shaped : caches_shapes()) {
+    Random random(9900);
+    std::vector<LayerSpec> specs = mixed_specs(shaped.shape);
+    specs.pop_back();  // a sliding window can never be cut
+    Resident model(specs, random);
+    Talk talk = model.talk(100, 260, random);
+    Talk straight{model.open(), talk.paths};
+    Talk other = model.talk(100, 260, random);
+    model.chunk(talk, 100);
+    model.chunk(straight, 100);
+    int cuts = 0;
+    while (talk.position() < 250) {
+      // On with other tokens, as far as can be cut back.
+      const std::int64_t length = talk.position();
+      const auto can_return = [&](std::int64_t more) {
+        return std::ranges::all_of(specs, [&](const LayerSpec& spec) {
+          const Layout layout(spec.settings);
+          return layout.shortest_prefix(layout.dropped(length + more)) <= length;
+        });
+      };
+      std::int64_t more = 0;
+      while (can_return(more + 1) && more < 5) ++more;
+      std::swap(talk.paths, other.paths);
+      talk.back_to(length);
+      if (more > 1 && cuts % 2 == 0) {
+        model.chunk(talk, more);
+      } else {
+        model.decode(talk, more);
+      }
+      std::swap(talk.paths, other.paths);
+      talk.back_to(length);
+      EXPECT_THROW(talk.caches->truncate(length + more + 1), Error);
+      talk.caches->truncate(length);
+      EXPECT_EQ(talk.caches->length(), length);
+      cuts += more > 0 ? 1 : 0;
+      for (Talk* one : {&talk, &straight}) {
+        if (length % 3 == 0) {
+          model.chunk(*one, 7);
+        } else {
+          model.decode(*one, 1);
+        }
+      }
+      if (talk.caches->truncate_floor() > 0) {
+        EXPECT_THROW(talk.caches->truncate(talk.caches->truncate_floor() - 1), Error);
+      }
+    }
+    EXPECT_GT(cuts, 5);
+    for (std::size_t l = 0; l < specs.size(); ++l) {
+      EXPECT_EQ(talk.paths[l].out, straight.paths[l].out) << shaped.name << " layer " << l;
+    }
+  }
+}
+
+/// The same turns on the CPU, layer by layer: what a prompt-mode cache holds after several prompts.
+struct CpuTurns {
+  explicit CpuTurns(const Layer& layer, const Path& path)
+      : layer(layer), path(path), cache(layer.spec) {
+    std::fill(this->path.out.begin(), this->path.out.end(), kNan);
+  }
+  void take(std::int64_t count, bool one_by_one) {
+    Context context(1);
+    for (std::int64_t done = 0; done < count;) {
+      const std::int64_t some = one_by_one ? 1 : count;
+      const cuda::HostRun part = path.run(0, some);
+      const Run run{&cache, part.queries, part.entries, part.out, part.lse};
+      method_for(layer.spec.settings.method).forward(context, layer.weights(), {&run, 1});
+      done += some;
+    }
+  }
+
+  const Layer& layer;
+  Path path;
+  Cache cache;
+};
+
+TEST(CudaCaches, PromptsThatWaitForTheirEndComeInChunksAndInTurns) {
+  LCA_NEEDS_GPU();
+  double worst = 0;
+  for (const CachesShape& shaped : caches_shapes()) {
+    for (const std::int64_t chunk : {7, 64, 1000}) {
+      Random random(9950);
+      std::vector<LayerSpec> specs = mixed_specs(shaped.shape);
+      for (LayerSpec& spec : specs) {
+        if (spec.settings.method == MethodKind::window) continue;
+        spec.settings.summary = Summary::prompt;
+        // No representative depends on which row is best: near ties do not matter.
+        spec.settings.positional_pool = Pool::weighted;
+      }
+      specs[2].settings.sink = 40;  // a whole first prompt may fit into the sink
+      specs[3].settings.summary = Summary::streaming;
+      Resident model(specs, random);
+      Talk talk = model.talk(1, 330, random);
+      std::vector<CpuTurns> cpu;
+      for (std::size_t l = 0; l < specs.size(); ++l)
+        cpu.emplace_back(model.layer(l), talk.paths[l]);
+      // Prompts shorter and longer than the queries that score, replies in between.
+      for (const auto& [prompt, reply] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+               {30, 5}, {120, 11}, {3, 4}, {60, 30}, {2, 20}}) {
+        model.prompt(talk, prompt + 9, chunk, false);  // rolled back
+        model.prompt(talk, prompt, chunk);
+        model.decode(talk, reply);
+        for (CpuTurns& one : cpu) {
+          one.take(prompt, false);
+          one.take(reply, true);
+        }
+      }
+      const std::int64_t length = talk.position();
+      const std::vector<Cache> held = talk.caches->to_host();
+      for (std::size_t l = 0; l < specs.size(); ++l) {
+        const std::string what = fmt::format("{} chunks of {} layer {}", shaped.name, chunk, l);
+        const HostGroups expected(cpu[l].cache), got(held[l]);
+        EXPECT_EQ(got.count, expected.count) << what;
+        const auto near = [&](const char* name, const std::vector<float>& right,
+                              const std::vector<float>& given) {
+          std::string where;
+          const double error = relative_error(right, given, &where);
+          EXPECT_LE(error, 1e-2) << what << ": " << name << " " << where;
+          worst = std::max(worst, error);
+        };
+        near("semantic", expected.semantic, got.semantic);
+        near("positional", expected.positional, got.positional);
+        const auto values =
+            static_cast<std::ptrdiff_t>(length * shaped.shape.heads * shaped.shape.d_value);
+        near("out", std::vector(cpu[l].path.out.begin(), cpu[l].path.out.begin() + values),
+             std::vector(talk.paths[l].out.begin(), talk.paths[l].out.begin() + values));
+      }
+      if (HasFailure()) return;
+    }
+  }
+  fmt::print("largest relative error {:.1e}\n", worst);
+}
+
+TEST(CudaCaches, DifferentSettingsGetStoresOfTheirOwn) {
+  LCA_NEEDS_GPU();
+  Random random(9990);
+  std::vector<LayerSpec> specs = mixed_specs(caches_shapes()[1].shape);
+  Resident model(specs, random);
+  const auto one = model.open();
+  const auto two = model.open();
+  EXPECT_EQ(&one->store(), &two->store());
+  EXPECT_EQ(one->store().kind(0), 0);
+  EXPECT_EQ(one->store().kind(3), 3);
+  const std::uint64_t id = one->store().id();
+  specs[0].settings.group = 5;
+  {
+    const cuda::DeviceCaches other(model.stores(), specs);
+    EXPECT_NE(other.store().id(), id);
+  }
+  const std::uint64_t other = cuda::DeviceCaches(model.stores(), specs).store().id();
+  EXPECT_EQ(cuda::DeviceCaches(model.stores(), specs).store().id(), other)
+      << "an idle store is kept";
+  specs.pop_back();
+  EXPECT_THROW(cuda::DeviceCaches(model.stores(), specs), Error);
+}
+
+}  // namespace
+}  // namespace lca::test

@@ -1,0 +1,140 @@
+// The real model, SmolLM2-135M-Instruct, on the GPU against the CPU: perplexity, greedy text.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cuda/model_pair.h"
+#include "formats/safetensors.h"
+#include "support/test_data.h"
+
+namespace lca::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+#define SKIP_WITHOUT_SMOLLM2() \
+  if (!smollm2_path()) GTEST_SKIP() << kNoTestData
+
+std::shared_ptr<const Model> smollm2_on(const std::string& device, Precision precision) {
+  ModelOptions options;
+  options.path = *smollm2_path();
+  options.device = device;
+  options.precision = precision;
+  return Model::load(options);
+}
+
+std::vector<std::int32_t> text_tokens() {
+  const Safetensors file = Safetensors::open(fs::path(LCA_SOURCE_DIR) /
+                                             "tests/golden/models/smollm2/tokens.safetensors");
+  const TensorInfo* const tensor = file.find("tokens");
+  std::vector<std::int32_t> tokens(tensor->bytes.size() / sizeof(std::int32_t));
+  std::memcpy(tokens.data(), tensor->bytes.data(), tensor->bytes.size());
+  return tokens;
+}
+
+double surprise(const float* row, std::int64_t vocabulary, std::int32_t token) {
+  const double highest = *std::max_element(row, row + vocabulary);
+  double sum = 0;
+  for (std::int64_t c = 0; c < vocabulary; ++c) sum += std::exp(row[c] - highest);
+  return highest + std::log(sum) - row[token];
+}
+
+/// Mean negative log-likelihood: a prompt in chunks, then tokens one by one.
+double text_nll(const std::shared_ptr<const Model>& model, const Settings& settings,
+                std::size_t prompt, std::size_t length, std::int64_t chunk) {
+  const std::vector<std::int32_t> tokens = text_tokens();
+  Context context;
+  Session session(model, context, {.settings = {settings}, .chunk = chunk});
+  const std::int64_t vocabulary = model->info().vocabulary;
+  double total = 0;
+  session.prefill(std::span(tokens).first(prompt), {},
+                  [&](std::int64_t first, std::int64_t count, const float* rows) {
+                    for (std::int64_t i = 0; i < count; ++i) {
+                      total += surprise(rows + i * vocabulary, vocabulary,
+                                        tokens[static_cast<std::size_t>(first + i + 1)]);
+                    }
+                  });
+  for (std::size_t at = prompt; at + 1 < length; ++at) {
+    session.decode(tokens[at]);
+    total += surprise(session.logits().data(), vocabulary, tokens[at + 1]);
+  }
+  return total / static_cast<double>(length - 1);
+}
+
+std::vector<std::pair<const char*, Settings>> smollm2_settings() {
+  Settings free = settings_preset("training-free");
+  free.window = 128;
+  Settings paper = settings_preset("paper");
+  paper.window = 128;
+  Settings entry = settings_preset("training");
+  entry.window = 256;
+  entry.sink = 4;
+  entry.positions = Positions::entry;
+  return {{"dense", dense_settings()},
+          {"training-free, window 128", free},
+          {"paper, window 128", paper},
+          {"entry positions, window 256", entry}};
+}
+
+TEST(CudaSmolLM2, ReadsATextAsWellAsTheCpu) {
+  LCA_NEEDS_GPU();
+  SKIP_WITHOUT_SMOLLM2();
+  const auto cpu = smollm2_on("cpu", Precision::f32);
+  const auto gpu = smollm2_on("cuda", Precision::bf16);
+  for (const auto& [name, settings] : smollm2_settings()) {
+    const double exact = text_nll(cpu, settings, 2000, 2001, 0);
+    const double whole = text_nll(gpu, settings, 2000, 2001, 0);
+    const double chunks = text_nll(gpu, settings, 2000, 2001, 333);
+    const double decoded = text_nll(gpu, settings, 1500, 2001, 512);
+    std::printf(
+        "%-28s perplexity %.4f on the CPU; GPU %+.3f %% at once, %+.3f %% in chunks, "
+        "%+.3f %% decoded\n",
+        name, std::exp(exact), 100 * (std::exp(whole - exact) - 1),
+        100 * (std::exp(chunks - exact) - 1), 100 * (std::exp(decoded - exact) - 1));
+    EXPECT_NEAR(std::exp(whole - exact), 1, 3e-3) << name;
+    EXPECT_NEAR(std::exp(chunks - exact), 1, 3e-3) << name;
+    EXPECT_NEAR(std::exp(decoded - exact), 1, 3e-3) << name;
+  }
+}
+
+std::int32_t likeliest(std::span<const float> logits) {
+  return static_cast<std::int32_t>(std::ranges::max_element(logits) - logits.begin());
+}
+
+TEST(CudaSmolLM2, GreedyTextAgreesUntilANearTie) {
+  LCA_NEEDS_GPU();
+  SKIP_WITHOUT_SMOLLM2();
+  const auto cpu = smollm2_on("cpu", Precision::f32);
+  const auto gpu = smollm2_on("cuda", Precision::bf16);
+  const std::vector<std::int32_t> tokens = text_tokens();
+  Context context;
+  for (const auto& [name, settings] : smollm2_settings()) {
+    Session first(cpu, context, {.settings = {settings}}),
+        second(gpu, context, {.settings = {settings}});
+    for (Session* session : {&first, &second}) session->prefill(std::span(tokens).first(300));
+    int same = 0;
+    for (; same < 200; ++same) {
+      const std::int32_t a = likeliest(first.logits()), b = likeliest(second.logits());
+      if (a != b) {
+        const auto gap = [&](const Session& of) {
+          return std::abs(of.logits()[static_cast<std::size_t>(a)] -
+                          of.logits()[static_cast<std::size_t>(b)]);
+        };
+        EXPECT_LT(gap(first), 0.25) << name;
+        EXPECT_LT(gap(second), 0.25) << name;
+        break;
+      }
+      first.decode(a);
+      second.decode(b);
+    }
+    std::printf("%-28s %d of 200 tokens alike\n", name, same);
+  }
+}
+
+}  // namespace
+}  // namespace lca::test
