@@ -1,8 +1,10 @@
 /// `lca bench model`: prefill and decoding speed of a whole model, by length, depth and batch.
 
+#include "bench/cuda/bench.h"
+#include "bench/cuda/bench_experts.h"
+#include "bench_model_runs.h"
 #include "command.h"
 #include "core/error.h"
-#include "core/pages.h"
 #include "core/text.h"
 #include "interrupt.h"
 #include "machine.h"
@@ -19,7 +21,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 
 namespace lca::cli {
 namespace {
@@ -32,56 +33,25 @@ constexpr const char* kBenchModelExplanation =
     "in several together (--batch); tokens/s counts those of all sessions. Tokens are random: "
     "speed\n"
     "does not depend on them, and no tokenizer is needed. The best of --repeat runs is shown, and\n"
-    "the mean.\n"
+    "the mean. On a GPU one more run shows where the time goes, and the rate that cuBLAS sustains\n"
+    "for a second stands beside it; --fill random decodes after contexts that were not read.\n"
     "\n"
     "Examples:\n"
     "  lca bench model smollm2\n"
     "  lca bench model smollm2 --prompt 2K,8K --depths none --method dense\n"
-    "  lca bench model smollm2 --prompt none --depths 8K --batch 1,4 --json";
+    "  lca bench model smollm2 --prompt none --depths 8K --batch 1,4 --json\n"
+    "  lca bench model --random deepseek-v2-lite --device cuda --prompt 32K,128K --depths 128K\n"
+    "  lca bench model --random deepseek-v2-lite --prompt none --depths 128K --batch 1,200 \\\n"
+    "    --fill random --skew 3";
 
 constexpr std::int64_t kLongest = std::int64_t{1} << 24;
-constexpr std::int64_t kMostSessions = 256;
+constexpr std::int64_t kMostSessions = 2048;
 constexpr std::int64_t kMostRepeats = 1000;
 
 struct BenchModelFlags {
   ModelFlags model;
-  TextFlag prompt, generate, depths, batch, repeat;
+  TextFlag prompt, generate, depths, batch, repeat, fill;
   bool json = false;
-};
-
-/// What to measure, sorted and without duplicates.
-struct Wanted {
-  std::vector<std::int64_t> prompts, depths, batches;
-  std::int64_t generate = 0;
-  std::int64_t repeat = 0;
-};
-
-/// Seconds of several runs of the same thing.
-struct Times {
-  double best = 0;
-  double sum = 0;
-  std::int64_t count = 0;
-
-  void add(double seconds) {
-    best = count == 0 ? seconds : std::min(best, seconds);
-    sum += seconds;
-    ++count;
-  }
-  double rate(std::int64_t tokens) const { return static_cast<double>(tokens) / best; }
-  double rate_mean(std::int64_t tokens) const { return static_cast<double>(tokens * count) / sum; }
-};
-
-struct ModelRow {
-  std::int64_t length = 0;  // of the prompt, or of the context before the first decoded token
-  std::int64_t batch = 1;
-  std::int64_t tokens = 0;  // of one run
-  Times times{};
-  std::size_t cache = 0;  // of all sessions
-  std::int64_t peak = 0;  // resident memory of the program
-};
-
-struct ModelReport {
-  std::vector<ModelRow> prefill, decode;
 };
 
 /// A list of lengths; "none" is the empty one.
@@ -95,40 +65,21 @@ std::vector<std::int64_t> lengths_parse(std::string_view flag, std::string_view 
   return list;
 }
 
-Wanted wanted_parse(const BenchModelFlags& flags) {
-  Wanted wanted;
+BenchWanted wanted_parse(const BenchModelFlags& flags) {
+  BenchWanted wanted;
   wanted.prompts = lengths_parse("--prompt", flags.prompt.text, 1, kLongest);
   wanted.depths = lengths_parse("--depths", flags.depths.text, 0, kLongest);
   wanted.batches = lengths_parse("--batch", flags.batch.text, 1, kMostSessions);
   if (wanted.batches.empty()) fail_input("--batch takes numbers of sessions, not none");
   wanted.generate = count_parse("--generate", flags.generate.text, 1, kLongest);
   wanted.repeat = count_parse("--repeat", flags.repeat.text, 1, kMostRepeats);
+  static constexpr std::string_view kFills[] = {"prompt", "random"};
+  wanted.fill_random = choice_parse("--fill", flags.fill.text, kFills) == 1;
   if (wanted.prompts.empty() && wanted.depths.empty()) {
     fail_input("--prompt none and --depths none leave nothing to measure; give one of them");
   }
   return wanted;
 }
-
-/// Random ids of the whole vocabulary, the same for the same seed.
-class MadeUpTokens {
- public:
-  MadeUpTokens(std::int64_t vocabulary, std::uint64_t seed)
-      : vocabulary_(static_cast<std::uint64_t>(vocabulary)), state_(seed + 1) {}
-
-  std::int32_t next() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<std::int32_t>((state_ >> 33) % vocabulary_);
-  }
-  std::vector<std::int32_t> next(std::int64_t count) {
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
-    for (std::int32_t& token : tokens) token = next();
-    return tokens;
-  }
-
- private:
-  std::uint64_t vocabulary_;
-  std::uint64_t state_;
-};
 
 /// The method of all layers, or "mixed".
 std::string method_name(const std::vector<Settings>& layers) {
@@ -139,175 +90,92 @@ std::string method_name(const std::vector<Settings>& layers) {
   return std::string(method_for(layers.front().method).name());
 }
 
-/// Runs all measurements on a model.
-class Bench {
- public:
-  Bench(std::shared_ptr<const Model> model, SessionOptions options, Wanted wanted, int threads)
-      : model_(std::move(model)),
-        options_(std::move(options)),
-        wanted_(std::move(wanted)),
-        context_(threads) {}
+std::string memory_text(const BenchRow& row) {
+  return row.device_peak == 0 ? bytes_text(static_cast<double>(row.peak))
+                              : bytes_text(static_cast<double>(row.device_peak)) + " GPU";
+}
 
-  /// Throws Error (bad input) if the largest measurement would not fit into memory.
-  void require_memory() {
-    const auto require = [&](std::int64_t length, std::int64_t batch, const std::string& what) {
-      const Memory memory = session_memory(*model_, options_, length, context_.threads());
-      const auto caches = static_cast<double>(memory.caches);
-      memory_require(caches * static_cast<double>(batch - 1) + static_cast<double>(memory.total()),
-                     what);
-    };
-    if (!wanted_.prompts.empty()) {
-      const std::int64_t length = wanted_.prompts.back();
-      require(length, 1, fmt::format("--prompt {}", length));
+/// Where the time went, one line for each measurement.
+std::string profile_text(const BenchReport& report) {
+  std::string text;
+  const auto add = [&](const std::string& what, const BenchRow& row) {
+    if (row.profile.parts.empty()) return;
+    double sum = 0;
+    for (const StepProfile::Part& part : row.profile.parts) sum += part.seconds;
+    const auto steps = static_cast<double>(row.profiled_steps);
+    text += fmt::format("\n{}: {} ms on the GPU:", what, number_text(sum / steps * 1e3));
+    for (const StepProfile::Part& part : row.profile.parts) {
+      text += fmt::format(" {} {},", part.name, number_text(part.seconds / steps * 1e3));
     }
-    if (!wanted_.depths.empty()) {
-      const std::int64_t depth = wanted_.depths.back();
-      const std::int64_t batch = wanted_.batches.back();
-      require(decoded_end(depth), batch, fmt::format("--depths {} with --batch {}", depth, batch));
+    text.pop_back();
+    if (row.profile.experts_hit > 0) {
+      text += fmt::format("; {} experts hit a layer, the largest {} times the mean",
+                          number_text(row.profile.experts_hit),
+                          number_text(row.profile.expert_largest));
     }
+  };
+  for (const BenchRow& row : report.prefill) add("prompt " + length_text(row.length), row);
+  for (const BenchRow& row : report.decode) {
+    add(fmt::format("step at {}, batch {}", length_text(row.length), row.batch), row);
   }
+  return text.empty() ? text : text + "\n";
+}
 
-  /// Positions of the longest session.
-  std::int64_t longest() const {
-    const std::int64_t prompt = wanted_.prompts.empty() ? 0 : wanted_.prompts.back();
-    return wanted_.depths.empty() ? prompt : std::max(prompt, decoded_end(wanted_.depths.back()));
-  }
-
-  ModelReport measure() {
-    std::vector<std::int64_t> lengths;  // a prompt is also the context of the depth of its length
-    std::ranges::set_union(wanted_.prompts, wanted_.depths, std::back_inserter(lengths));
-    for (const std::int64_t length : lengths) {
-      std::vector<Session> sessions;
-      if (std::ranges::binary_search(wanted_.prompts, length)) {
-        sessions.push_back(prefill_measure(length));
-      }
-      if (std::ranges::binary_search(wanted_.depths, length)) {
-        for (const std::int64_t batch : wanted_.batches) decode_measure(sessions, length, batch);
-      }
-    }
-    return std::move(report_);
-  }
-
- private:
-  /// The last position a decoding run after `depth` tokens can reach.
-  std::int64_t decoded_end(std::int64_t depth) const {
-    const auto runs = static_cast<std::int64_t>(wanted_.batches.size());
-    return depth + 1 + runs * (1 + wanted_.repeat * wanted_.generate);
-  }
-
-  Session session_make(std::int64_t length, Times* times = nullptr) {
-    Session session(model_, context_, options_);
-    const std::vector<std::int32_t> tokens =
-        MadeUpTokens(model_->info().vocabulary, 0).next(length);
-    const Stopwatch watch;
-    prefill_shown(session, tokens, "reading");
-    if (times != nullptr) times->add(watch.seconds());
-    return session;
-  }
-
-  void row_begin() {
-    heap_trim();
-    peak_memory_reset();
-  }
-
-  Session prefill_measure(std::int64_t length) {
-    row_begin();
-    ModelRow row{length, 1, length};
-    std::optional<Session> session;
-    for (std::int64_t run = 0; run < wanted_.repeat; ++run) {
-      session.reset();
-      session.emplace(session_make(length, &row.times));
-    }
-    row.cache = session->cache_bytes();
-    row.peak = peak_memory();
-    report_.prefill.push_back(row);
-    return std::move(*session);
-  }
-
-  /// Decodes in `batch` sessions of depth `depth`. Missing sessions are forks of the first and
-  /// decode other tokens. The runs follow one another, so later ones are a few tokens deeper.
-  void decode_measure(std::vector<Session>& sessions, std::int64_t depth, std::int64_t batch) {
-    row_begin();
-    if (sessions.empty()) sessions.push_back(session_make(std::max<std::int64_t>(depth, 1)));
-    while (std::ssize(sessions) < batch) {
-      sessions.push_back(sessions.front().fork(sessions.front().length()));
-    }
-    std::vector<Session*> together;
-    for (Session& session : sessions) together.push_back(&session);
-    MadeUpTokens made_up(model_->info().vocabulary, 1);
-
-    ModelRow row{depth, batch, batch * wanted_.generate};
-    Progress progress(static_cast<double>(wanted_.repeat * wanted_.generate));
-    const std::string label = fmt::format("decoding after {} tokens, batch {}", depth, batch);
-    progress.step(label, 0);
-    const auto step = [&] {
-      interrupt_check();
-      if (batch == 1) {
-        together.front()->decode(made_up.next());
-      } else {
-        sessions_decode(together, made_up.next(batch));
-      }
-    };
-    step();  // warm-up
-    for (std::int64_t run = 0; run < wanted_.repeat; ++run) {
-      const Stopwatch watch;
-      for (std::int64_t i = 0; i < wanted_.generate; ++i) {
-        step();
-        progress.reached(static_cast<double>(run * wanted_.generate + i + 1), label);
-      }
-      row.times.add(watch.seconds());
-    }
-    for (const Session* session : together) row.cache += session->cache_bytes();
-    row.peak = peak_memory();
-    report_.decode.push_back(row);
-  }
-
-  std::shared_ptr<const Model> model_;
-  SessionOptions options_;
-  Wanted wanted_;
-  Context context_;
-  ModelReport report_;
-};
-
-std::string table_text(const ModelReport& report) {
+std::string table_text(const BenchReport& report) {
   std::string text;
   if (!report.prefill.empty()) {
     Table table({"prompt", "tokens/s", "mean", "seconds", "cache", "peak memory"});
-    for (const ModelRow& row : report.prefill) {
+    for (const BenchRow& row : report.prefill) {
       table.add({length_text(row.length), number_text(row.times.rate(row.tokens)),
                  number_text(row.times.rate_mean(row.tokens)), number_text(row.times.best),
-                 bytes_text(static_cast<double>(row.cache)),
-                 bytes_text(static_cast<double>(row.peak))});
+                 bytes_text(static_cast<double>(row.cache)), memory_text(row)});
     }
     text += "\n" + table.text();
   }
   if (!report.decode.empty()) {
     Table table({"depth", "batch", "tokens/s", "mean", "ms a step", "cache", "peak memory"});
-    for (const ModelRow& row : report.decode) {
+    for (const BenchRow& row : report.decode) {
       const auto steps = static_cast<double>(row.tokens / row.batch);
-      table.add(
-          {length_text(row.length), fmt::format("{}", row.batch),
-           number_text(row.times.rate(row.tokens)), number_text(row.times.rate_mean(row.tokens)),
-           number_text(row.times.best / steps * 1e3), bytes_text(static_cast<double>(row.cache)),
-           bytes_text(static_cast<double>(row.peak))});
+      table.add({length_text(row.length), fmt::format("{}", row.batch),
+                 number_text(row.times.rate(row.tokens)),
+                 number_text(row.times.rate_mean(row.tokens)),
+                 number_text(row.times.best / steps * 1e3),
+                 bytes_text(static_cast<double>(row.cache)), memory_text(row)});
     }
     text += "\n" + table.text();
   }
-  return text;
+  return text + profile_text(report);
 }
 
-Json row_json(Json json, const ModelRow& row) {
+Json row_json(Json json, const BenchRow& row) {
   json["tokens_per_s"] = row.times.rate(row.tokens);
   json["tokens_per_s_mean"] = row.times.rate_mean(row.tokens);
   json["seconds"] = row.times.best;
   json["cache_bytes"] = row.cache;
   json["peak_bytes"] = row.peak;
+  if (row.device_peak == 0) return json;
+  json["device_peak_bytes"] = row.device_peak;
+  if (row.profile.parts.empty()) return json;
+  Json parts;
+  for (const StepProfile::Part& part : row.profile.parts) {
+    parts[part.name] = part.seconds / static_cast<double>(row.profiled_steps);
+  }
+  json["parts_s"] = std::move(parts);
+  if (row.profile.experts_hit > 0) {
+    json["experts_hit"] = row.profile.experts_hit;
+    json["expert_largest"] = row.profile.expert_largest;
+  }
   return json;
+}
+
+/// What one product of the size of a chunk's experts sustains for a second.
+double cublas_rate(const std::string& device) {
+  return cuda::bench_product_rate(cuda::device_parse(device), 16384, 2816, 2048);
 }
 
 void run(const BenchModelFlags& flags) {
   flags.model.check();
-  const Wanted wanted = wanted_parse(flags);
+  const BenchWanted wanted = wanted_parse(flags);
 
   const Stopwatch loading;
   const std::shared_ptr<const Model> model = flags.model.load();
@@ -317,46 +185,60 @@ void run(const BenchModelFlags& flags) {
   const SessionOptions options = flags.model.session_options(*model);
   const int threads = Context(flags.model.threads()).threads();
   const InterruptWatch interrupts;
-  Bench bench(model, options, wanted, threads);
+  // Before anything else takes the GPU's memory, and while it is cool.
+  const bool on_gpu = info.device != "cpu";
+  const double cublas = on_gpu ? cublas_rate(info.device) : 0;
+  ModelBench bench(model, options, wanted, threads);
   bench.require_memory();
   ContextWarning warning(info, options.settings, "speed is measured all the same");
   warning.check(bench.longest());
-  const ModelReport report = bench.measure();
+  const BenchReport report = bench.measure();
 
   const std::string method = method_name(options.settings);
   const char* precision = info.precision == Precision::f32 ? "f32" : "bf16";
   if (!flags.json) {
-    print(fmt::format("{}, {}, {}, {} threads ({})\n{}\n{}", path_printable(info.path), method,
-                      precision, threads, machine_name(), settings_line(options.settings),
-                      table_text(report)));
+    const std::string where =
+        on_gpu ? fmt::format("{} ({}; cuBLAS sustains {} TFLOP/s)", info.device,
+                             cuda::bench_device(cuda::device_parse(info.device)).name,
+                             number_text(cublas / 1e12))
+               : fmt::format("{} threads ({})", threads, machine_name());
+    print(fmt::format("{}, {}, {}, {}\n{}\n{}", path_printable(info.path), method, precision, where,
+                      settings_line(options.settings), table_text(report)));
     return;
   }
   Json prefill = Json::array();
-  for (const ModelRow& row : report.prefill) {
+  for (const BenchRow& row : report.prefill) {
     prefill.push_back(row_json({{"tokens", row.length}}, row));
     peak = std::max(peak, row.peak);
   }
   Json decode = Json::array();
-  for (const ModelRow& row : report.decode) {
+  for (const BenchRow& row : report.decode) {
     decode.push_back(row_json({{"depth", row.length}, {"batch", row.batch}}, row));
     peak = std::max(peak, row.peak);
   }
-  print_json({{"prefill", std::move(prefill)},
-              {"decode", std::move(decode)},
-              {"method", method},
-              {"model", info.path},
-              {"machine", machine_name()},
-              {"date", date_text()},
-              {"threads", threads},
-              {"precision", precision},
-              {"settings", settings_json(options.settings)},
-              {"generate", wanted.generate},
-              {"repeat", wanted.repeat},
-              {"load_s", load_seconds},
-              {"weights", packing_name(info.weights)},
-              {"weight_bytes", info.weight_bytes},
-              {"peak_bytes", peak},
-              {"warnings", warning.given()}});
+  Json json = {{"prefill", std::move(prefill)},
+               {"decode", std::move(decode)},
+               {"method", method},
+               {"model", info.path},
+               {"machine", machine_name()},
+               {"date", date_text()},
+               {"threads", threads},
+               {"precision", precision},
+               {"settings", settings_json(options.settings)},
+               {"generate", wanted.generate},
+               {"repeat", wanted.repeat},
+               {"load_s", load_seconds},
+               {"weights", packing_name(info.weights)},
+               {"weight_bytes", info.weight_bytes},
+               {"peak_bytes", peak},
+               {"warnings", warning.given()}};
+  json["device"] = info.device;
+  if (on_gpu) {
+    json["gpu"] = cuda::bench_device(cuda::device_parse(info.device)).name;
+    json["cublas_flops"] = cublas;
+    json["fill"] = flags.fill.text;
+  }
+  print_json(json);
 }
 
 }  // namespace
@@ -370,8 +252,11 @@ Command bench_model_command(CLI::App& parent) {
   flags->generate.add(*app, "--generate", "N", "tokens decoded at each depth", "48");
   flags->batch.add(*app, "--batch", "N,N,...", "sessions that decode together", "1");
   flags->repeat.add(*app, "--repeat", "N", "runs of each measurement; the best is shown", "2");
+  flags->fill.add(*app, "--fill", "prompt|random",
+                  "contexts to decode after: read, or on a GPU random numbers, each its own",
+                  "prompt");
   app->add_flag("--json", flags->json, "print JSON");
-  flags->model.add(*app, "auto");
+  flags->model.add_for_measuring(*app);
   return {app, [flags] { run(*flags); }};
 }
 

@@ -137,8 +137,7 @@ Session ModelBench::session_make(std::int64_t length, BenchTimes* times) {
   const std::vector<std::int32_t> tokens = MadeUpTokens(model_->info().vocabulary, 0).next(length);
   const Stopwatch watch;
   prefill_shown(session, tokens, "reading");
-  const std::span<const float> logits = session.logits();
-  likeliest(logits.data(), static_cast<std::int64_t>(logits.size()));
+  likeliest_token(session.logits());
   if (times != nullptr) times->add(watch.seconds());
   return session;
 }

@@ -50,6 +50,10 @@ class SequenceCaches {
   /// Another sequence at a mark of this one.
   virtual std::unique_ptr<SequenceCaches> fork_at(const SequenceMark& mark) const = 0;
 
+  /// Replaces what the caches hold by random numbers, as if `length` tokens had been read; for
+  /// measurements. Throws Error (incompatible) where the device does not have it.
+  virtual void fill(std::int64_t length, std::uint32_t seed);
+
   /// The caches in host memory, layer by layer: the form in which they are saved and exchanged.
   virtual std::vector<Cache> to_host() const = 0;
   /// A mark in host memory: empty for layers that can be cut back to it.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention/cuda/cache/exchange.h"
+#include "attention/cuda/cache/fill.h"
 #include "attention/cuda/cache/rows.h"
 #include "core/error.h"
 
@@ -221,6 +222,11 @@ std::unique_ptr<SequenceCaches> DeviceCaches::fork_at(const SequenceMark& mark) 
   const Turn turn(stores_.turn());
   return std::unique_ptr<SequenceCaches>(
       new DeviceCaches(stores_, store_, sequence_->fork_at(device_mark(mark))));
+}
+
+void DeviceCaches::fill(std::int64_t length, std::uint32_t seed) {
+  const Turn turn(stores_.turn());
+  cache_fill(*sequence_, length, seed);
 }
 
 std::vector<Cache> DeviceCaches::to_host() const {

@@ -94,6 +94,7 @@ class DeviceCaches final : public SequenceCaches {
   std::shared_ptr<const SequenceMark> mark() const override;
   void rewind(const SequenceMark& mark) override;
   std::unique_ptr<SequenceCaches> fork_at(const SequenceMark& mark) const override;
+  void fill(std::int64_t length, std::uint32_t seed) override;
   std::vector<Cache> to_host() const override;
   std::vector<std::optional<Cache>> mark_to_host(const SequenceMark& mark) const override;
   std::shared_ptr<const SequenceMark> mark_from_host(
