@@ -146,6 +146,7 @@ DeviceCaches::DeviceCaches(DeviceStores& stores, const std::vector<Cache>& cache
 }
 
 DeviceCaches::~DeviceCaches() {
+  step_rollback();
   const Turn turn(stores_.turn());
   sequence_.reset();
   store_.reset();
