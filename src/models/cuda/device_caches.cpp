@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "attention/cuda/cache/exchange.h"
-#include "attention/cuda/cache/fill.h"
+#include "attention/cuda/cache/random_fill.h"
 #include "attention/cuda/cache/rows.h"
 #include "core/error.h"
 
@@ -235,7 +235,7 @@ std::unique_ptr<SequenceCaches> DeviceCaches::fork_at(const SequenceMark& mark) 
 
 void DeviceCaches::fill(std::int64_t length, std::uint32_t seed) {
   const Turn turn(stores_.turn());
-  cache_fill(*sequence_, length, seed);
+  cache_fill_random(*sequence_, length, seed, stores_.queue());
 }
 
 std::vector<Cache> DeviceCaches::to_host() const {
