@@ -18,6 +18,7 @@ struct Command {
 Command op_attention_command(CLI::App& parent);
 Command bench_attention_command(CLI::App& parent);
 Command bench_model_command(CLI::App& parent);
+Command bench_experts_command(CLI::App& parent);
 Command eval_perplexity_command(CLI::App& parent);
 Command run_command(CLI::App& parent);
 Command chat_command(CLI::App& parent);

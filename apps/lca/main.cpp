@@ -126,6 +126,7 @@ struct Program {
         "More: lca bench attention --help, lca bench model --help");
     commands.push_back(bench_attention_command(*bench));
     commands.push_back(bench_model_command(*bench));
+    commands.push_back(bench_experts_command(*bench));
 
     CLI::App* demo = app.get_subcommand("demo");
     commands.push_back(demo_attention_command(*demo));

@@ -1,6 +1,7 @@
 // A build without CUDA: every benchmark of the GPU throws.
 
 #include "bench/cuda/bench.h"
+#include "bench/cuda/bench_experts.h"
 #include "core/cuda/device_name.h"
 #include "core/error.h"
 
@@ -32,5 +33,13 @@ void bench_memory_check(double, const std::string&) { fail_absent(); }
 double bench_cache_bytes(const BenchSetup&, std::int64_t) { fail_absent(); }
 
 double bench_condense_traffic(const BenchSetup&, std::int64_t, CondenseWork) { fail_absent(); }
+
+ExpertsTimed bench_experts(const ExpertsSetup&, std::int64_t) { fail_absent(); }
+
+double bench_product_rate(int, std::int64_t, std::int64_t, std::int64_t) { fail_absent(); }
+
+double bench_copy_rate(int) { fail_absent(); }
+
+ThinTimed bench_thin(int, int, int, int, int) { fail_absent(); }
 
 }  // namespace lca::cuda

@@ -21,6 +21,8 @@ struct Pieces {
   int* chosen = nullptr;
   float* weights = nullptr;
   Sorted sorted;
+  int* hits = nullptr;  // of few rows
+  float* hit_weights = nullptr;
   bf16* act = nullptr;
   bf16* moved = nullptr;  // sorted rows of x first, then what the experts gave
 
@@ -34,6 +36,8 @@ struct Pieces {
     sorted.begin = carver.take<int>(shape.experts() + 1);
     sorted.place = carver.take<int>(visits);
     sorted.source = carver.take<int>(visits);
+    hits = carver.take<int>(shape.experts() + 1);
+    hit_weights = carver.take<float>(std::int64_t{shape.experts()} * kFewRows);
     act = carver.take<bf16>(act_rows * shape.stored_width());
     moved = carver.take<bf16>(visits * shape.hidden);
   }
@@ -105,19 +109,18 @@ void slice_run(const ExpertsShape& shape, const ExpertsWeights& weights, const E
   route.logits = pieces.logits;
   route.chosen = chosen;
   route.weights = pieces.weights;
-  route_choose(shape.route, route, queue);
 
   if (path == ExpertsPath::few) {
     Few few;
-    few.x = x;
-    few.chosen = chosen;
-    few.weights = pieces.weights;
-    few.rows = static_cast<int>(rows);
+    few.route = route;
     few.act = pieces.act;
+    few.hits = pieces.hits;
+    few.weights = pieces.hit_weights;
     few.residual = residual;
     few_run(shape, weights, few, queue);
     return;
   }
+  route_choose(shape.route, route, queue);
   route_sort(shape.route, shape.shared, chosen, static_cast<int>(rows), pieces.sorted, queue);
   Grouped gate_up = first_product(shape, weights, pieces, rows);
   const Grouped down = second_product(shape, weights, pieces, rows);
@@ -148,6 +151,8 @@ void slice_run(const ExpertsShape& shape, const ExpertsWeights& weights, const E
 
 }  // namespace
 
+int few_rows_most = kFewRows;
+
 std::size_t experts_workspace(const ExpertsShape& shape, std::int64_t rows) {
   shape_check(shape);
   DeviceCarver carver;
@@ -158,7 +163,7 @@ std::size_t experts_workspace(const ExpertsShape& shape, std::int64_t rows) {
 ExpertsPath experts_path(const ExpertsShape& shape, std::int64_t rows, Kernels kernels,
                          const Device& device) {
   if (kernels == Kernels::portable) return ExpertsPath::portable;
-  if (rows <= kFewRows && few_fits(shape)) return ExpertsPath::few;
+  if (rows <= few_rows_most && device.hopper() && few_fits(shape)) return ExpertsPath::few;
   if (!device.hopper() || !grouped_has_fast(shape)) return ExpertsPath::portable;
   return rows <= kStreamRows ? ExpertsPath::stream : ExpertsPath::grouped;
 }

@@ -13,104 +13,179 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/cuda/overlap.cuh"
+#include "core/cuda/cluster.cuh"
 #include "ops/cuda/experts_kernels.h"
+#include "ops/cuda/route_choice.cuh"
 #include "ops/cuda/stream_ops.cuh"
 
 namespace lca::cuda {
 namespace {
 
-constexpr int kFewWarps = 16;
-constexpr int kFewThreads = 32 * kFewWarps;
-constexpr int kFewBatch = 4;     // steps of 32 values whose loads are issued together
 constexpr int kFewPadding = 32;  // values behind a row of x: no bank conflicts
-constexpr int kMostShared = 64;  // shared experts
 
 struct FewParams {
   Few few;
+  RouteRule rule;
   const bf16* gate_up;
   const bf16* down;
-  int hidden, width, experts, per_token, shared;
+  int hidden, width, shared;
+  int ahead;  // steps of the second product that the first fetches into L2
 };
 
-/// Experts that any row chose, by number, shared ones last.
-struct FewHits {
-  int count;
-  int list[kMostExperts + kMostShared];
-  int index[kMostExperts];  // in `list`; −1: not hit
-};
+// --- choice ------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void hits_find(const FewParams& p, FewHits& hits) {
-  for (int e = threadIdx.x; e < p.experts; e += kFewThreads) hits.index[e] = -1;
-  __syncthreads();
-  for (int i = threadIdx.x; i < p.few.rows * p.per_token; i += kFewThreads) {
-    hits.index[load_after_wait(p.few.chosen + i)] = 0;
+constexpr int kFewCluster = 8;  // blocks that compute the logits
+constexpr int kFewRouterWarps = 8;
+
+/// Writes which experts the rows pass: shared ones, then those that any row chose, by number; and
+/// their weights. By one warp of 32.
+__device__ __forceinline__ void hits_write(const FewParams& p, int* index) {
+  const int lane = threadIdx.x & 31;
+  const int experts = p.rule.experts, per_token = p.rule.per_token;
+  const Route& route = p.few.route;
+  int* const list = p.few.hits + 1;
+  for (int s = lane; s < p.shared; s += 32) list[s] = experts + s;
+  for (int i = lane; i < p.shared * kFewRows; i += 32) p.few.weights[i] = 1;
+  for (int e = lane; e < experts; e += 32) index[e] = -1;
+  __syncwarp();
+  for (int i = lane; i < route.rows * per_token; i += 32) {
+    index[load_after_wait(route.chosen + i)] = 0;
   }
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    int count = 0;
-    for (int first = 0; first < p.experts; first += 32) {
-      const int e = first + threadIdx.x;
-      const bool hit = e < p.experts && hits.index[e] == 0;
-      const unsigned all = __ballot_sync(~0u, hit);
-      if (hit) {
-        const int at = count + __popc(all & ((1u << threadIdx.x) - 1));
-        hits.list[at] = e;
-        hits.index[e] = at;
-      }
-      count += __popc(all);
+  __syncwarp();
+  int count = p.shared;
+  for (int first = 0; first < experts; first += 32) {
+    const int e = first + lane;
+    const bool hit = e < experts && index[e] == 0;
+    const unsigned all = __ballot_sync(~0u, hit);
+    if (hit) {
+      const int at = count + __popc(all & ((1u << lane) - 1));
+      list[at] = e;
+      index[e] = at;
     }
-    for (int s = threadIdx.x; s < p.shared; s += 32) hits.list[count + s] = p.experts + s;
-    if (threadIdx.x == 0) hits.count = count + p.shared;
+    count += __popc(all);
   }
-  __syncthreads();
+  if (lane == 0) p.few.hits[0] = count;
+  for (int i = p.shared * kFewRows + lane; i < count * kFewRows; i += 32) p.few.weights[i] = 0;
+  __syncwarp();
+  if (lane < route.rows) {
+    for (int i = 0; i < per_token; ++i) {
+      const int at = lane * per_token + i;
+      p.few.weights[index[load_after_wait(route.chosen + at)] * kFewRows + lane] +=
+          load_after_wait(route.weights + at);
+    }
+  }
 }
 
-struct FewFirstShared {
-  FewHits hits;
-  float weight[(kMostExperts + kMostShared) * kFewRows];  // [hit][row]
-};
+/// A cluster of blocks has the logits, its first block the choice.
+__global__ void __launch_bounds__(32 * kFewRouterWarps) few_route(FewParams p) {
+  __shared__ float scores[kFewRows][kMostExperts];
+  __shared__ float best[kFewRows][kMostExperts];
+  const Route& route = p.few.route;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  grid_wait();
+  grid_release();  // the rows are complete
+  for (int e = blockIdx.x * kFewRouterWarps + warp; e < p.rule.experts;
+       e += kFewCluster * kFewRouterWarps) {
+    const float* const w = route.router + std::int64_t{e} * p.hidden;
+    float sum[kFewRows] = {};
+#pragma unroll 4
+    for (int k = 4 * lane; k < p.hidden; k += 128) {
+      const float4 a = row_values(w + k, true);
+#pragma unroll
+      for (int row = 0; row < kFewRows; ++row) {
+        if (row >= route.rows) break;
+        const float4 b = row_values(route.x + std::int64_t{row} * p.hidden + k, true);
+        sum[row] = fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum[row]))));
+      }
+    }
+    const float add = route.bias == nullptr ? 0.0f : route.bias[e];
+#pragma unroll
+    for (int row = 0; row < kFewRows; ++row) {
+      if (row >= route.rows) break;
+      const float total = warp_sum(sum[row]);
+      if (lane == 0) route.logits[row * p.rule.experts + e] = total + add;
+    }
+  }
+  cluster_arrive();
+  cluster_wait();
+  if (blockIdx.x > 0) return;
+  if (warp < route.rows) {
+    const int out = warp * p.rule.per_token;
+    row_choose(p.rule, route.logits + warp * p.rule.experts,
+               route.forced == nullptr ? nullptr : route.forced + out, scores[warp], best[warp],
+               route.chosen + out, route.weights + out);
+  }
+  __syncthreads();
+  if (warp == 0) hits_write(p, reinterpret_cast<int*>(scores));
+}
 
-__global__ void __launch_bounds__(kFewThreads, 1) few_gate_up(FewParams p) {
+// --- products ----------------------------------------------------------------------------------
+
+/// The steps of the second product that a warp of it works on.
+struct FewRange {
+  int begin, end;
+};
+template <int kFewWarps>
+__device__ __forceinline__ FewRange few_range(int steps, int warp) {
+  return {static_cast<int>(std::int64_t{steps} * warp / kFewWarps),
+          static_cast<int>(std::int64_t{steps} * (warp + 1) / kFewWarps)};
+}
+
+/// Fetches the weights that the second kernel reads first into L2, a row of a warp there by each
+/// lane here: memory would be idle between the two.
+template <int kFewWarps>
+__device__ __forceinline__ void down_fetch(const FewParams& p, int number, int lane) {
+  const int segment = number * 32 + lane;
+  const int row = segment / (kFewWarps * 16) * 16 + segment % 16;
+  if (p.ahead == 0 || row >= p.hidden) return;
+  const int steps_each = p.width / 32;
+  const FewRange range =
+      few_range<kFewWarps>(load_after_wait(p.few.hits) * steps_each, segment / 16 % kFewWarps);
+  const int hit = range.begin / steps_each, inside = range.begin % steps_each;
+  const int steps = min(min(p.ahead, steps_each - inside), range.end - range.begin);
+  if (steps <= 0) return;
+  weights_prefetch(
+      p.down + (std::int64_t{load_after_wait(p.few.hits + 1 + hit)} * p.hidden + row) * p.width +
+          inside * 32,
+      steps * 64);
+}
+
+/// Batch: steps of 32 values whose loads are issued together.
+template <int kFewWarps, int kFewBatch>
+__global__ void __launch_bounds__(32 * kFewWarps, 1) few_gate_up(FewParams p) {
+  constexpr int kFewThreads = 32 * kFewWarps;
   extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<FewFirstShared*>(memory);
-  bf16* const x = reinterpret_cast<bf16*>(memory + (sizeof(FewFirstShared) + 15) / 16 * 16);
+  bf16* const x = reinterpret_cast<bf16*>(memory);
   const int x_stride = p.hidden + kFewPadding;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int r = lane / 4, q = lane % 4;
-  grid_wait();
-  hits_find(p, shared.hits);
-  grid_release();  // the choice is complete
+  // The rows were complete before the kernel ahead let this one start.
   for (int i = threadIdx.x; i < kFewRows * p.hidden / 8; i += kFewThreads) {
     const int row = i / (p.hidden / 8), column = i % (p.hidden / 8) * 8;
     *reinterpret_cast<uint4*>(x + row * x_stride + column) =
-        row < p.few.rows ? load_after_wait(reinterpret_cast<const uint4*>(
-                               p.few.x + std::int64_t{row} * p.hidden + column))
-                         : uint4{};
-  }
-  const int hit_count = shared.hits.count;
-  for (int i = threadIdx.x; i < hit_count * kFewRows; i += kFewThreads) {
-    shared.weight[i] = i / kFewRows < hit_count - p.shared ? 0.0f : 1.0f;
+        row < p.few.route.rows ? load_after_wait(reinterpret_cast<const uint4*>(
+                                     p.few.route.x + std::int64_t{row} * p.hidden + column))
+                               : uint4{};
   }
   __syncthreads();
-  if (threadIdx.x < p.few.rows) {
-    for (int i = 0; i < p.per_token; ++i) {
-      const int at = threadIdx.x * p.per_token + i;
-      const int hit = shared.hits.index[load_after_wait(p.few.chosen + at)];
-      shared.weight[hit * kFewRows + threadIdx.x] += load_after_wait(p.few.weights + at);
-    }
-  }
-  __syncthreads();
-
+  bool waited = false;             // for the choice, which shared experts do not need
   const int blocks = p.width / 8;  // of 16 stored rows, of one expert
   const int steps = p.hidden / 32;
   const bf16* const x_lane = x + r * x_stride + 8 * q;
-  for (int unit = warp * gridDim.x + blockIdx.x; unit < hit_count * blocks;
-       unit += gridDim.x * kFewWarps) {
+  for (int unit = warp * gridDim.x + blockIdx.x;; unit += gridDim.x * kFewWarps) {
     const int hit = unit / blocks, block = unit % blocks;
+    int expert = p.rule.experts + hit;
+    if (hit >= p.shared) {
+      if (!waited) {
+        grid_wait();
+        grid_release();  // the choice is complete
+        waited = true;
+      }
+      if (hit >= load_after_wait(p.few.hits)) break;
+      expert = load_after_wait(p.few.hits + 1 + hit);
+    }
     const bf16* const low =
-        p.gate_up + ((std::int64_t{shared.hits.list[hit]} * blocks + block) * 16 + r) * p.hidden +
-        8 * q;
+        p.gate_up + ((std::int64_t{expert} * blocks + block) * 16 + r) * p.hidden + 8 * q;
     const bf16* const high = low + 8 * std::int64_t{p.hidden};
     float sum[4] = {};
     uint4 next[kFewBatch][2];
@@ -141,31 +216,34 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_gate_up(FewParams p) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // sum[i] is a gate, sum[i + 2] its up
       const int row = 2 * q + i;
-      const float weight = shared.weight[hit * kFewRows + row];
+      const float weight =
+          hit < p.shared ? 1.0f : load_after_wait(p.few.weights + hit * kFewRows + row);
       const float value = weight == 0.0f ? 0.0f : weight * silu(sum[i]) * sum[i + 2];
-      if (row < p.few.rows) {
+      if (row < p.few.route.rows) {
         p.few.act[(std::int64_t{hit} * kFewRows + row) * p.width + block * 8 + r] =
             __float2bfloat16(value);
       }
     }
   }
+  down_fetch<kFewWarps>(p, warp * gridDim.x + blockIdx.x, lane);
 }
 
-__global__ void __launch_bounds__(kFewThreads, 1) few_down(FewParams p) {
-  __shared__ FewHits hits;
+/// Batch: steps of 32 values whose loads are issued together.
+template <int kFewWarps, int kFewBatch>
+__global__ void __launch_bounds__(32 * kFewWarps, 1) few_down(FewParams p) {
   __shared__ float sums[kFewWarps][16 * kFewRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int r = lane / 4, q = lane % 4;
-  hits_find(p, hits);  // the choice was complete before the kernel ahead let this one start
+  // The choice was complete before the kernel ahead let this one start.
+  const int hits = load_after_wait(p.few.hits);
   const int steps_each = p.width / 32;
-  const int steps = hits.count * steps_each;
-  const int begin = static_cast<int>(std::int64_t{steps} * warp / kFewWarps);
-  const int end = static_cast<int>(std::int64_t{steps} * (warp + 1) / kFewWarps);
+  const int steps = hits * steps_each;
+  const auto [begin, end] = few_range<kFewWarps>(steps, warp);
   const std::int64_t expert_size = std::int64_t{p.hidden} * p.width;
   const bf16* const down =
       p.down + (std::int64_t{blockIdx.x} * 16 + r) * p.width + 8 * q;  // of expert 0
   const bf16* const act = p.few.act + std::int64_t{r} * p.width + 8 * q;
-  const bool row_real = r < p.few.rows;
+  const bool row_real = r < p.few.route.rows;
 
   uint4 next[kFewBatch][2];
   const auto fetch = [&](int step) {
@@ -173,13 +251,15 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_down(FewParams p) {
     for (int i = 0; i < kFewBatch; ++i) {
       if (step + i >= end) break;
       const int hit = (step + i) / steps_each, inside = (step + i) % steps_each;
-      const bf16* const low = down + hits.list[hit] * expert_size + inside * 32;
+      const bf16* const low =
+          down + load_after_wait(p.few.hits + 1 + hit) * expert_size + inside * 32;
       next[i][0] = weights_load(low);
       next[i][1] = weights_load(low + 8 * std::int64_t{p.width});
     }
   };
   fetch(begin);
   grid_wait();
+  grid_release();
   float sum[4] = {};
   for (int step = begin; step < end; step += kFewBatch) {
     uint4 now[kFewBatch][2], x[kFewBatch];
@@ -206,7 +286,7 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_down(FewParams p) {
   }
   __syncthreads();
   const int row = threadIdx.x / 16;
-  if (row < p.few.rows) {
+  if (row < p.few.route.rows) {
     float total = 0;
 #pragma unroll
     for (int w = 0; w < kFewWarps; ++w) total += sums[w][threadIdx.x];
@@ -215,37 +295,64 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_down(FewParams p) {
 }
 
 std::size_t few_shared_bytes(const ExpertsShape& shape) {
-  return (sizeof(FewFirstShared) + 15) / 16 * 16 +
-         std::size_t{kFewRows} * static_cast<std::size_t>(shape.hidden + kFewPadding) * 2;
+  return std::size_t{kFewRows} * static_cast<std::size_t>(shape.hidden + kFewPadding) * 2;
 }
 
 }  // namespace
 
 bool few_fits(const ExpertsShape& shape) {
-  return shape.hidden % 32 == 0 && shape.width % 32 == 0 && shape.shared <= kMostShared &&
-         few_shared_bytes(shape) <= 160 * 1024;
+  return shape.hidden % 32 == 0 && shape.width % 32 == 0 && few_shared_bytes(shape) <= 160 * 1024;
 }
 
-void few_run(const ExpertsShape& shape, const ExpertsWeights& weights, const Few& few,
-             const Queue& queue) {
-  const FewParams params{few,         weights.gate_up,     weights.down,          shape.hidden,
-                         shape.width, shape.route.experts, shape.route.per_token, shape.shared};
+int few_tuning = 0, few_ahead = 0;
+
+template <int kFewWarps, int kFewBatch>
+void few_launch(const ExpertsShape& shape, const ExpertsWeights& weights, const Few& few,
+                const Queue& queue) {
+  const FewParams params{few,          shape.route, weights.gate_up, weights.down,
+                         shape.hidden, shape.width, shape.shared,    few_ahead};
+  cudaLaunchAttribute route_attributes[2];
+  const cudaLaunchConfig_t route_config = cluster_config(dim3(kFewCluster), 32 * kFewRouterWarps, 0,
+                                                         kFewCluster, queue, route_attributes);
+  check(cudaLaunchKernelEx(&route_config, few_route, params), "choosing the experts of few rows");
   const std::size_t bytes = few_shared_bytes(shape);
-  queue.device->shared_allow(reinterpret_cast<const void*>(few_gate_up), bytes);
+  queue.device->shared_allow(reinterpret_cast<const void*>(few_gate_up<kFewWarps, kFewBatch>),
+                             bytes);
   cudaLaunchAttribute attributes[1];
   cudaLaunchConfig_t config{};
-  const int hits = std::min(few.rows * shape.route.per_token, shape.route.experts) + shape.shared;
+  const int hits =
+      std::min(few.route.rows * shape.route.per_token, shape.route.experts) + shape.shared;
   const int units = (hits * (shape.width / 8) + kFewWarps - 1) / kFewWarps;
   config.gridDim = dim3(static_cast<unsigned>(std::min(units, queue.device->multiprocessors)));
-  config.blockDim = dim3(kFewThreads);
+  config.blockDim = dim3(32 * kFewWarps);
   config.dynamicSmemBytes = bytes;
   config.stream = queue.stream;
   config.attrs = attributes;
   overlap_allow(*queue.device, config);
-  check(cudaLaunchKernelEx(&config, few_gate_up, params), "launching the experts of few rows");
+  check(cudaLaunchKernelEx(&config, few_gate_up<kFewWarps, kFewBatch>, params),
+        "launching the experts of few rows");
   config.gridDim = dim3(static_cast<unsigned>(shape.hidden / 16));
   config.dynamicSmemBytes = 0;
-  check(cudaLaunchKernelEx(&config, few_down, params), "launching the experts of few rows");
+  check(cudaLaunchKernelEx(&config, few_down<kFewWarps, kFewBatch>, params),
+        "launching the experts of few rows");
+}
+
+void few_run(const ExpertsShape& shape, const ExpertsWeights& weights, const Few& few,
+             const Queue& queue) {
+  switch (few_tuning) {
+    case 0:
+      few_launch<16, 4>(shape, weights, few, queue);
+      break;
+    case 1:
+      few_launch<16, 5>(shape, weights, few, queue);
+      break;
+    case 2:
+      few_launch<12, 8>(shape, weights, few, queue);
+      break;
+    default:
+      few_launch<20, 4>(shape, weights, few, queue);
+      break;
+  }
 }
 
 }  // namespace lca::cuda

@@ -38,16 +38,15 @@ void grouped_stream_sm90(const Grouped& grouped, const GroupedRows& rows, const 
 /// Whether the last two take these sizes.
 bool grouped_has_fast(const ExpertsShape& shape);
 
-/// Up to kFewRows rows in two kernels, without sorting: all rows pass every expert that one of them
-/// chose, which costs nothing while the weights are being read, and count with weight 0 where they
-/// did not choose it.
+/// Up to kFewRows rows in three kernels, without sorting: all rows pass every expert that one of
+/// them chose, which costs nothing while the weights are being read, and count with weight 0 where
+/// they did not choose it.
 inline constexpr int kFewRows = 8;
 struct Few {
-  const bf16* x = nullptr;         ///< [rows][hidden]
-  const int* chosen = nullptr;     ///< [rows][per_token]
-  const float* weights = nullptr;  ///< [rows][per_token]
-  int rows = 0;
+  Route route;                ///< its rows are those that pass
   bf16* act = nullptr;        ///< [experts hit][kFewRows][stored_width]
+  int* hits = nullptr;        ///< [1 + experts]: how many experts are passed, and which
+  float* weights = nullptr;   ///< [experts][kFewRows]: of the experts passed, by row
   float* residual = nullptr;  ///< [rows][hidden]
 };
 bool few_fits(const ExpertsShape& shape);

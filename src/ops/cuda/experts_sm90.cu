@@ -44,6 +44,8 @@ struct TileShared {
 
 struct TileParams {
   const int* begin;
+  const bf16* x;      // gathered: rows by number
+  const int* source;  // gathered: which row each sorted row is
   bf16* out;
   int experts, columns, inner, out_width;
   int shared_from;  // experts from here on read rows of their own tensor
@@ -55,7 +57,8 @@ struct TileMaps {
 
 /// A piece of work of one block.
 struct Tile {
-  int expert, first, last;  // rows
+  int expert, first, last;  // rows that are written
+  int end;                  // behind the expert's last row
   int column;
   bool paired;  // the other block of the pair works on the same weights
 };
@@ -79,7 +82,8 @@ class Works {
     tile.expert = expert_;
     const int begin = load_after_wait(p_.begin + expert_);
     tile.first = begin + (at - shared_.tiles[expert_]) * kTileRows;
-    tile.last = own == at ? load_after_wait(p_.begin + expert_ + 1) : 0;
+    tile.end = load_after_wait(p_.begin + expert_ + 1);
+    tile.last = own == at ? tile.end : 0;
     tile.column = work_ % columns_ * kTileColumns;
     const int other = min(own ^ 1, last);
     tile.paired =
@@ -94,6 +98,22 @@ class Works {
   int rank_, columns_, total_, work_;
   int expert_ = 0;
 };
+
+/// 256 weight rows of a tile: those of a pair once for both blocks.
+__device__ __forceinline__ void weights_load_tile(const TileMaps& maps, TileShared& shared,
+                                                  const Tile& tile, int s, int k, int weight,
+                                                  int rank) {
+  if (tile.paired) {
+    cute::SM90_TMA_LOAD_MULTICAST_3D::copy(
+        &maps.weights, reinterpret_cast<std::uint64_t*>(&shared.full[s]), 3,
+        static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+        shared.weights[s] + rank * kHalfBytes, k, 0, weight + rank * (kTileColumns / 2));
+  } else {
+    box_load(maps.weights, shared.full[s], shared.weights[s], k, weight);
+    box_load(maps.weights, shared.full[s], shared.weights[s] + kHalfBytes, k,
+             weight + kTileColumns / 2);
+  }
+}
 
 template <int Pair>
 __device__ __forceinline__ void tiles_load(const TileParams& p, const TileMaps& maps,
@@ -111,16 +131,48 @@ __device__ __forceinline__ void tiles_load(const TileParams& p, const TileMaps& 
       shared.empty[s].wait(place.phase ^ 1);
       shared.full[s].arrive_and_expect_tx(kRowsBytes + kWeightsBytes);
       box_load(rows_of, shared.full[s], shared.rows[s], k, row);
-      if (tile.paired) {
-        cute::SM90_TMA_LOAD_MULTICAST_3D::copy(
-            &maps.weights, reinterpret_cast<std::uint64_t*>(&shared.full[s]), 3,
-            static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-            shared.weights[s] + rank * kHalfBytes, k, 0, weight + rank * (kTileColumns / 2));
-      } else {
-        box_load(maps.weights, shared.full[s], shared.weights[s], k, weight);
-        box_load(maps.weights, shared.full[s], shared.weights[s] + kHalfBytes, k,
-                 weight + kTileColumns / 2);
+      weights_load_tile(maps, shared, tile, s, k, weight, rank);
+      place.next();
+    }
+  }
+}
+
+/// The same where rows are picked from x: all threads of the warp group copy them, 16 bytes at a
+/// time, as TMA would have swizzled them.
+template <int Pair>
+__device__ __forceinline__ void tiles_gather(const TileParams& p, const TileMaps& maps,
+                                             TileShared& shared, int rank) {
+  constexpr int kEach = kTileRows * 8 / 128;  // chunks of a thread: rows 16 apart
+  const int chunk = threadIdx.x & 7, first = threadIdx.x >> 3;
+  const std::uint32_t to = shared_address(shared.rows) + first * 128 + ((chunk ^ (first & 7)) << 4);
+  Works<Pair> works(p, shared, rank);
+  RingPlace<kTileStages> place;
+  Tile tile;
+  while (works.next(tile)) {
+    std::uint32_t from[kEach];  // in chunks
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = min(tile.first + first + 16 * i, tile.end - 1);
+      from[i] = static_cast<std::uint32_t>(load_after_wait(p.source + row)) *
+                    static_cast<std::uint32_t>(p.inner / 8) +
+                chunk;
+    }
+    const int weight = tile.expert * p.columns + tile.column;
+    for (int k = 0; k < p.inner; k += kTileInner) {
+      const int s = place.slot;
+      shared.empty[s].wait(place.phase ^ 1);
+      if (threadIdx.x == 0) {
+        shared.full[s].arrive_and_expect_tx(kWeightsBytes);
+        weights_load_tile(maps, shared, tile, s, k, weight, rank);
       }
+      const bool real = k + chunk * 8 < p.inner;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        copy_chunk(to + s * kRowsBytes + i * (16 * 128),
+                   reinterpret_cast<const uint4*>(p.x + k) + from[i], real);
+      }
+      cutlass::arch::cpasync_barrier_arrive_noinc(
+          reinterpret_cast<std::uint64_t*>(&shared.full[s]));
       place.next();
     }
   }
@@ -159,7 +211,7 @@ __device__ __forceinline__ void tile_write(const TileParams& p, const Tile& tile
   }
 }
 
-template <bool Glu, int Pair>
+template <bool Glu, int Pair, bool Gather>
 __device__ __forceinline__ void tiles_multiply(const TileParams& p, TileShared& shared, int rank,
                                                int group) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
@@ -181,6 +233,7 @@ __device__ __forceinline__ void tiles_multiply(const TileParams& p, TileShared& 
     for (int k = 0; k < p.inner; k += kTileInner) {
       const int s = place.slot;
       shared.full[s].wait(place.phase);
+      if constexpr (Gather) async_proxy_fence();  // rows were not written by TMA
       accumulators_fence(sum);
       cute::warpgroup_arrive();
 #pragma unroll
@@ -203,7 +256,7 @@ __device__ __forceinline__ void tiles_multiply(const TileParams& p, TileShared& 
   }
 }
 
-template <bool Glu, int Pair>
+template <bool Glu, int Pair, bool Gather>
 __global__ void __launch_bounds__(kTileThreads, 1)
     grouped_tiles(TileParams p, const __grid_constant__ TileMaps maps) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -212,7 +265,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   const int rank = Pair == 1 ? 0 : static_cast<int>(blockIdx.x % Pair);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kTileStages; ++s) {
-      shared.full[s].init(1);
+      shared.full[s].init(Gather ? 1 + 128 : 1);
       shared.empty[s].init(4 * kTileConsumers * Pair);  // warps
     }
     cutlass::arch::fence_barrier_init();
@@ -229,11 +282,15 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     __syncthreads();
   }
   if (threadIdx.x < 128) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
-    if (threadIdx.x == 0) tiles_load<Pair>(p, maps, shared, rank);
+    cutlass::arch::warpgroup_reg_dealloc<Gather ? 56 : 40>();
+    if constexpr (Gather) {
+      tiles_gather<Pair>(p, maps, shared, rank);
+    } else {
+      if (threadIdx.x == 0) tiles_load<Pair>(p, maps, shared, rank);
+    }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
-    tiles_multiply<Glu, Pair>(p, shared, rank, static_cast<int>(threadIdx.x) / 128 - 1);
+    cutlass::arch::warpgroup_reg_alloc<Gather ? 224 : 232>();
+    tiles_multiply<Glu, Pair, Gather>(p, shared, rank, static_cast<int>(threadIdx.x) / 128 - 1);
   }
   if constexpr (Pair > 1) {  // the other block may still write here
     __syncwarp();
@@ -242,11 +299,11 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   }
 }
 
-template <bool Glu, int Pair>
+template <bool Glu, int Pair, bool Gather>
 void tiles_launch(const TileParams& params, const TileMaps& maps, const Queue& queue) {
   constexpr std::size_t kBytes = sizeof(TileShared) + 1024;
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = grouped_tiles<Glu, Pair>;
+  const auto kernel = grouped_tiles<Glu, Pair, Gather>;
   queue.device->shared_allow(reinterpret_cast<const void*>(kernel), kBytes);
   cudaLaunchAttribute attributes[1];
   cudaLaunchConfig_t config{};
@@ -269,8 +326,11 @@ int grouped_pair = 2;
 
 void grouped_sm90(const Grouped& grouped, const GroupedRows& rows, const Queue& queue) {
   if (grouped.sorted_rows == 0) return;
+  const bool gather = grouped.source != nullptr;
   TileParams params{};
   params.begin = grouped.begin;
+  params.x = grouped.x;
+  params.source = grouped.source;
   params.out = grouped.out;
   params.experts = grouped.experts;
   params.columns = grouped.columns;
@@ -278,18 +338,23 @@ void grouped_sm90(const Grouped& grouped, const GroupedRows& rows, const Queue& 
   params.out_width = grouped.glu ? grouped.columns / 2 : grouped.columns;
   const bool own = rows.shared_x != nullptr;
   params.shared_from = own ? rows.shared_from : grouped.experts;
-  TileMaps maps;
-  maps.rows = rows_map(grouped.x, grouped.sorted_rows, grouped.inner, kTileRows);
-  maps.shared_rows =
-      own ? rows_map(rows.shared_x, rows.shared_rows, grouped.inner, kTileRows) : maps.rows;
+  TileMaps maps{};
+  if (!gather) {
+    maps.rows = rows_map(grouped.x, grouped.sorted_rows, grouped.inner, kTileRows);
+    maps.shared_rows =
+        own ? rows_map(rows.shared_x, rows.shared_rows, grouped.inner, kTileRows) : maps.rows;
+  }
   maps.weights = rows_map(grouped.w, std::int64_t{grouped.experts} * grouped.columns, grouped.inner,
                           kTileColumns / 2);
-  if (grouped_pair == 2) {
-    grouped.glu ? tiles_launch<true, 2>(params, maps, queue)
-                : tiles_launch<false, 2>(params, maps, queue);
+  if (gather) {
+    grouped_pair == 2 ? tiles_launch<true, 2, true>(params, maps, queue)
+                      : tiles_launch<true, 1, true>(params, maps, queue);
+  } else if (grouped_pair == 2) {
+    grouped.glu ? tiles_launch<true, 2, false>(params, maps, queue)
+                : tiles_launch<false, 2, false>(params, maps, queue);
   } else {
-    grouped.glu ? tiles_launch<true, 1>(params, maps, queue)
-                : tiles_launch<false, 1>(params, maps, queue);
+    grouped.glu ? tiles_launch<true, 1, false>(params, maps, queue)
+                : tiles_launch<false, 1, false>(params, maps, queue);
   }
 }
 

@@ -1,12 +1,15 @@
 /// Grouped products on Hopper for few rows: bound by reading the weights of the experts hit.
 ///
-/// Shapes     a tile is 64 weight rows of one expert × up to 64 of its sorted rows, in products of
-///            8, 16, 32 or 64 columns: weights are the large operand.
-/// Moving     one warp fills a ring of stages (128 values of 64 weight rows, and of the rows) by
-///            TMA; a warp group multiplies with wgmma and writes its results as they lie in
-///            registers, two bytes at a time, which is little beside the weights.
-/// Work       a persistent grid over (expert, 64 weight rows, 64 rows), rows fastest: an expert
-///            with more than 64 rows finds its weights in L2 again.
+/// Shapes     a tile is 64 or 128 weight rows of one expert (one or two warp groups) × up to as
+/// many
+///            of its sorted rows, in products of four widths: weights are the large operand.
+/// Moving     one warp fills a ring of stages (64 weight rows × 128 values or 128 × 64, and as much
+///            of the rows) by TMA; warp groups multiply 64 weight rows each with wgmma and write
+///            results as they lie in registers, two bytes at a time, which is little beside the
+///            weights. Rows come from L2 once for each tile: with more rows tiles are larger, or
+///            L2 would be the limit.
+/// Work       a persistent grid over (expert, weight rows, rows), rows fastest: an expert with more
+///            rows than a tile finds its weights in L2 again.
 /// Overlap    the ring's first weights are loaded before the kernel ahead ends.
 /// Memory     6 × (16 + 16) KiB = 192 KiB; 96 KiB of weights under way.
 /// Bounds     batch 200: 66 experts, 1.14 GB, 267 µs at 4.27 TB/s.
@@ -19,18 +22,27 @@
 namespace lca::cuda {
 namespace {
 
-constexpr int kFlowWeights = 64;  // weight rows of a tile
-constexpr int kFlowRows = 64;     // most rows of a tile
-constexpr int kFlowPanels = 2;    // of 64 values in a stage
 constexpr int kFlowStages = 6;
-constexpr int kFlowThreads = 128 + 32;
-constexpr int kFlowWeightsBytes = kFlowWeights * 128;  // of a panel
-constexpr int kFlowRowsBytes = kFlowRows * 128;
-constexpr int kFlowSizes = 4;  // 8, 16, 32, 64 rows
+constexpr int kFlowSizes = 4;  // widths of products
 
+/// Groups: warp groups that multiply.
+template <int Groups>
+struct FlowTile {
+  static constexpr int kGroups = Groups;
+  static constexpr int kWeights = 64 * Groups;  // weight rows
+  static constexpr int kRows = 64 * Groups;     // most rows
+  static constexpr int kPanels = 2 / Groups;    // of 64 values in a stage
+  static constexpr int kInner = 64 * kPanels;
+  static constexpr int kThreads = 128 * Groups + 32;
+  static constexpr int kPanelBytes = kWeights * 128;  // of weights, and at most of rows
+  /// The widths: 8, 16, 32, 64 or twice that.
+  static constexpr int width(int size) { return 8 * Groups << size; }
+};
+
+template <typename T>
 struct FlowShared {
-  alignas(1024) unsigned char weights[kFlowStages][kFlowPanels][kFlowWeightsBytes];
-  alignas(1024) unsigned char rows[kFlowStages][kFlowPanels][kFlowRowsBytes];
+  alignas(1024) unsigned char weights[kFlowStages][T::kPanels][T::kPanelBytes];
+  alignas(1024) unsigned char rows[kFlowStages][T::kPanels][T::kPanelBytes];
   LoadBarrier full[kFlowStages];
   Barrier empty[kFlowStages];
   int works[kTableExperts + 1];
@@ -50,46 +62,48 @@ struct FlowMaps {
 struct Flow {
   int expert, first, count;  // rows
   int column;
-  int size;  // 8 << size is the number of rows multiplied
+  int size;  // of the product
 };
 
+template <typename T>
 class Flows {
  public:
-  __device__ __forceinline__ Flows(const FlowParams& p, const FlowShared& shared)
+  __device__ __forceinline__ Flows(const FlowParams& p, const FlowShared<T>& shared)
       : p_(p), shared_(shared), work_(blockIdx.x) {}
   __device__ __forceinline__ bool next(Flow& flow) {
     if (work_ >= shared_.works[p_.experts]) return false;
     while (work_ >= shared_.works[expert_ + 1]) ++expert_;
     const int begin = load_after_wait(p_.begin + expert_);
     const int rows = load_after_wait(p_.begin + expert_ + 1) - begin;
-    const int pieces = (rows + kFlowRows - 1) / kFlowRows;
+    const int pieces = (rows + T::kRows - 1) / T::kRows;
     const int inside = work_ - shared_.works[expert_];
     const int piece = inside % pieces;
     flow.expert = expert_;
-    flow.first = begin + piece * kFlowRows;
-    flow.count = min(kFlowRows, rows - piece * kFlowRows);
-    flow.column = inside / pieces * kFlowWeights;
-    flow.size = flow.count <= 8 ? 0 : flow.count <= 16 ? 1 : flow.count <= 32 ? 2 : 3;
+    flow.first = begin + piece * T::kRows;
+    flow.count = min(T::kRows, rows - piece * T::kRows);
+    flow.column = inside / pieces * T::kWeights;
+    flow.size =
+        (flow.count > T::width(0)) + (flow.count > T::width(1)) + (flow.count > T::width(2));
     work_ += gridDim.x;
     return true;
   }
 
  private:
   const FlowParams& p_;
-  const FlowShared& shared_;
+  const FlowShared<T>& shared_;
   int work_;
   int expert_ = 0;
 };
 
+template <typename T>
 __device__ __forceinline__ void flows_load(const FlowParams& p, const FlowMaps& maps,
-                                           FlowShared& shared) {
-  const int inner_stage = 64 * kFlowPanels;
+                                           FlowShared<T>& shared) {
+  const int inner_stage = T::kInner;
   Flow flow;
   const auto weights_fetch = [&](const Flow& of, int slot, int k) {
-    shared.full[slot].arrive_and_expect_tx(kFlowPanels *
-                                           (kFlowWeightsBytes + (8 << of.size) * 128));
+    shared.full[slot].arrive_and_expect_tx(T::kPanels * (T::kPanelBytes + T::width(of.size) * 128));
 #pragma unroll
-    for (int i = 0; i < kFlowPanels; ++i) {
+    for (int i = 0; i < T::kPanels; ++i) {
       box_load(maps.weights, shared.full[slot], shared.weights[slot][i], k + 64 * i,
                of.expert * p.columns + of.column);
     }
@@ -99,13 +113,13 @@ __device__ __forceinline__ void flows_load(const FlowParams& p, const FlowMaps& 
     const CUtensorMap& map = own ? maps.shared_rows[of.size] : maps.rows[of.size];
     const int row = own ? of.first - load_after_wait(p.begin + of.expert) : of.first;
 #pragma unroll
-    for (int i = 0; i < kFlowPanels; ++i) {
+    for (int i = 0; i < T::kPanels; ++i) {
       box_load(map, shared.full[slot], shared.rows[slot][i], k + 64 * i, row);
     }
   };
 
   // The first stages: weights now, rows when the kernel ahead has written them.
-  Flows early(p, shared);
+  Flows<T> early(p, shared);
   int filled = 0;
   while (filled < kFlowStages && early.next(flow)) {
     for (int k = 0; k < p.inner && filled < kFlowStages; k += inner_stage) {
@@ -113,7 +127,7 @@ __device__ __forceinline__ void flows_load(const FlowParams& p, const FlowMaps& 
     }
   }
   grid_wait();
-  Flows flows(p, shared);
+  Flows<T> flows(p, shared);
   RingPlace<kFlowStages> place;
   int stage = 0;
   while (flows.next(flow)) {
@@ -128,25 +142,24 @@ __device__ __forceinline__ void flows_load(const FlowParams& p, const FlowMaps& 
   }
 }
 
-template <bool Glu, int N>
-__device__ __forceinline__ void flow_multiply(const FlowParams& p, FlowShared& shared,
+template <bool Glu, int N, typename T>
+__device__ __forceinline__ void flow_multiply(const FlowParams& p, FlowShared<T>& shared,
                                               const Flow& flow, RingPlace<kFlowStages>& place) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  const std::uint32_t weights = shared_address(shared.weights) / 16;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;  // of all groups
+  const std::uint32_t weights = shared_address(shared.weights) / 16 + warp / 4 * (64 * 128 / 16);
   const std::uint32_t rows = shared_address(shared.rows) / 16;
   float sum[N / 2];
-  for (int k = 0; k < p.inner; k += 64 * kFlowPanels) {
+  for (int k = 0; k < p.inner; k += T::kInner) {
     const int s = place.slot;
     shared.full[s].wait(place.phase);
     accumulators_fence(sum);
     cute::warpgroup_arrive();
 #pragma unroll
-    for (int i = 0; i < 64 * kFlowPanels; i += 16) {
+    for (int i = 0; i < T::kInner; i += 16) {
       const int panel = i / 64, inside = i % 64 * 2;
       product_shared<N>(
-          sum,
-          descriptor<128>(weights + (s * kFlowPanels + panel) * (kFlowWeightsBytes / 16), inside),
-          descriptor<128>(rows + (s * kFlowPanels + panel) * (kFlowRowsBytes / 16), inside),
+          sum, descriptor<128>(weights + (s * T::kPanels + panel) * (T::kPanelBytes / 16), inside),
+          descriptor<128>(rows + (s * T::kPanels + panel) * (T::kPanelBytes / 16), inside),
           k + i > 0);
     }
     cute::warpgroup_commit_batch();
@@ -176,92 +189,101 @@ __device__ __forceinline__ void flow_multiply(const FlowParams& p, FlowShared& s
   }
 }
 
-template <bool Glu>
-__global__ void __launch_bounds__(kFlowThreads, 1)
+template <bool Glu, typename T>
+__global__ void __launch_bounds__(T::kThreads, 1)
     grouped_flow(FlowParams p, const __grid_constant__ FlowMaps maps) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<FlowShared*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) /
-                                                1024 * 1024);
+  auto& shared = *reinterpret_cast<FlowShared<T>*>(
+      (reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kFlowStages; ++s) {
       shared.full[s].init(1);
-      shared.empty[s].init(4);  // warps
+      shared.empty[s].init(4 * T::kGroups);  // warps
     }
     cutlass::arch::fence_barrier_init();
   }
   if (threadIdx.x < 32) {
     // The sorted order was complete before the kernel ahead let this one start.
-    const int tiles = (p.columns + kFlowWeights - 1) / kFlowWeights;
+    const int tiles = (p.columns + T::kWeights - 1) / T::kWeights;
     works_count(p.begin, p.experts, shared.works,
-                [&](int rows) { return tiles * ((rows + kFlowRows - 1) / kFlowRows); });
+                [&](int rows) { return tiles * ((rows + T::kRows - 1) / T::kRows); });
   }
   __syncthreads();
-  if (threadIdx.x >= 128) {
-    if (threadIdx.x == 128) flows_load(p, maps, shared);
+  if (threadIdx.x >= 128 * T::kGroups) {
+    if (threadIdx.x == 128 * T::kGroups) flows_load<T>(p, maps, shared);
     return;
   }
   grid_wait();  // results go where the kernel ahead may still be reading
   grid_release();
-  Flows flows(p, shared);
+  Flows<T> flows(p, shared);
   RingPlace<kFlowStages> place;
   Flow flow;
   while (flows.next(flow)) {
     switch (flow.size) {
       case 0:
-        flow_multiply<Glu, 8>(p, shared, flow, place);
+        flow_multiply<Glu, T::width(0), T>(p, shared, flow, place);
         break;
       case 1:
-        flow_multiply<Glu, 16>(p, shared, flow, place);
+        flow_multiply<Glu, T::width(1), T>(p, shared, flow, place);
         break;
       case 2:
-        flow_multiply<Glu, 32>(p, shared, flow, place);
+        flow_multiply<Glu, T::width(2), T>(p, shared, flow, place);
         break;
       default:
-        flow_multiply<Glu, 64>(p, shared, flow, place);
+        flow_multiply<Glu, T::width(3), T>(p, shared, flow, place);
         break;
     }
   }
 }
 
-template <bool Glu>
-void flow_launch(const FlowParams& params, const FlowMaps& maps, const Queue& queue) {
-  constexpr std::size_t kBytes = sizeof(FlowShared) + 1024;
-  static_assert(kBytes <= 227 * 1024);
-  queue.device->shared_allow(reinterpret_cast<const void*>(grouped_flow<Glu>), kBytes);
-  cudaLaunchAttribute attributes[1];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(queue.device->multiprocessors));
-  config.blockDim = dim3(kFlowThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = queue.stream;
-  config.attrs = attributes;
-  overlap_allow(*queue.device, config);
-  check(cudaLaunchKernelEx(&config, grouped_flow<Glu>, params, maps),
-        "launching the products of experts");
-}
-
-}  // namespace
-
-void grouped_stream_sm90(const Grouped& grouped, const GroupedRows& rows, const Queue& queue) {
-  if (grouped.sorted_rows == 0) return;
+template <bool Glu, typename T>
+void flow_launch(const Grouped& grouped, const GroupedRows& rows, const Queue& queue) {
   FlowParams params{};
   params.begin = grouped.begin;
   params.out = grouped.out;
   params.experts = grouped.experts;
   params.columns = grouped.columns;
   params.inner = grouped.inner;
-  params.out_width = grouped.glu ? grouped.columns / 2 : grouped.columns;
+  params.out_width = Glu ? grouped.columns / 2 : grouped.columns;
   const bool own = rows.shared_x != nullptr;
   params.shared_from = own ? rows.shared_from : grouped.experts;
   FlowMaps maps;
   for (int size = 0; size < kFlowSizes; ++size) {
-    maps.rows[size] = rows_map(grouped.x, grouped.sorted_rows, grouped.inner, 8 << size);
+    const int width = T::width(size);
+    maps.rows[size] = rows_map(grouped.x, grouped.sorted_rows, grouped.inner, width);
     maps.shared_rows[size] =
-        own ? rows_map(rows.shared_x, rows.shared_rows, grouped.inner, 8 << size) : maps.rows[size];
+        own ? rows_map(rows.shared_x, rows.shared_rows, grouped.inner, width) : maps.rows[size];
   }
   maps.weights = rows_map(grouped.w, std::int64_t{grouped.experts} * grouped.columns, grouped.inner,
-                          kFlowWeights);
-  grouped.glu ? flow_launch<true>(params, maps, queue) : flow_launch<false>(params, maps, queue);
+                          T::kWeights);
+  constexpr std::size_t kBytes = sizeof(FlowShared<T>) + 1024;
+  static_assert(kBytes <= 227 * 1024);
+  const auto kernel = grouped_flow<Glu, T>;
+  queue.device->shared_allow(reinterpret_cast<const void*>(kernel), kBytes);
+  cudaLaunchAttribute attributes[1];
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(queue.device->multiprocessors));
+  config.blockDim = dim3(T::kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = queue.stream;
+  config.attrs = attributes;
+  overlap_allow(*queue.device, config);
+  check(cudaLaunchKernelEx(&config, kernel, params, maps), "launching the products of experts");
+}
+
+}  // namespace
+
+int flow_tuning = 0;
+
+void grouped_stream_sm90(const Grouped& grouped, const GroupedRows& rows, const Queue& queue) {
+  if (grouped.sorted_rows == 0) return;
+  if (flow_tuning == 1) {
+    grouped.glu ? flow_launch<true, FlowTile<1>>(grouped, rows, queue)
+                : flow_launch<false, FlowTile<1>>(grouped, rows, queue);
+  } else {
+    grouped.glu ? flow_launch<true, FlowTile<2>>(grouped, rows, queue)
+                : flow_launch<false, FlowTile<2>>(grouped, rows, queue);
+  }
 }
 
 }  // namespace lca::cuda

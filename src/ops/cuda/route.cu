@@ -16,6 +16,7 @@
 #include "core/cuda/overlap.cuh"
 #include "core/cuda/warp_ops.cuh"
 #include "ops/cuda/route.h"
+#include "ops/cuda/route_choice.cuh"
 #include "ops/cuda/stream_ops.cuh"
 
 namespace lca::cuda {
@@ -25,21 +26,6 @@ namespace {
 
 constexpr int kFewRouteRows = 4;  // of one warp
 constexpr int kFewRouteWarps = 4;
-
-/// Four values of a row, whatever its alignment.
-__device__ __forceinline__ float4 row_values(const bf16* x, bool aligned) {
-  if (aligned) {
-    const uint2 bits = *reinterpret_cast<const uint2*>(x);
-    const float2 low = unpack_bf16(bits.x), high = unpack_bf16(bits.y);
-    return {low.x, low.y, high.x, high.y};
-  }
-  return {__bfloat162float(x[0]), __bfloat162float(x[1]), __bfloat162float(x[2]),
-          __bfloat162float(x[3])};
-}
-__device__ __forceinline__ float4 row_values(const float* w, bool aligned) {
-  if (aligned) return *reinterpret_cast<const float4*>(w);
-  return {w[0], w[1], w[2], w[3]};
-}
 
 __global__ void __launch_bounds__(32 * kFewRouteWarps)
     route_logits_few(const bf16* x, const float* router, const float* bias, int rows, int hidden,
@@ -196,134 +182,20 @@ __global__ void __launch_bounds__(128)
 // --- choice ------------------------------------------------------------------------------------
 
 constexpr int kChooseWarps = 8;  // a row each
-constexpr int kScoresOfLane = kMostExperts / 32;
-
-/// The highest score and the lowest index that has it, over a warp. NaN ranks below every score.
-__device__ __forceinline__ int best_index(float score, int index) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) {
-    const float other = __shfl_xor_sync(~0u, score, mask);
-    const int other_index = __shfl_xor_sync(~0u, index, mask);
-    if (other > score || (other == score && other_index < index)) {
-      score = other;
-      index = other_index;
-    }
-  }
-  return index;
-}
-
-constexpr float kTaken = -2.0f, kNoNumber = -1.0f;  // below every score
 
 __global__ void __launch_bounds__(32 * kChooseWarps)
     route_choice(RouteRule rule, const float* logits, const int* forced, int rows, int* chosen,
                  float* weights) {
-  __shared__ float shared_scores[kChooseWarps][kMostExperts];
-  __shared__ float shared_best[kChooseWarps][kMostExperts];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  __shared__ float scores[kChooseWarps][kMostExperts];
+  __shared__ float best[kChooseWarps][kMostExperts];
+  const int warp = threadIdx.x / 32;
   const int row = blockIdx.x * kChooseWarps + warp;
   if (row >= rows) return;
   grid_wait();
-  float* const scores = shared_scores[warp];
-  const float* const from = logits + std::int64_t{row} * rule.experts;
-  float value[kScoresOfLane];
-  float highest = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kScoresOfLane; ++i) {
-    const int e = 32 * i + lane;
-    value[i] = e < rule.experts ? load_after_wait(from + e) : -INFINITY;
-    highest = fmaxf(highest, value[i]);
-  }
-  highest = warp_max(highest);
-  double sum = 0;
-#pragma unroll
-  for (int i = 0; i < kScoresOfLane; ++i) {
-    if (32 * i + lane >= rule.experts) continue;
-    value[i] = expf(value[i] - highest);
-    sum += value[i];
-  }
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) sum += __shfl_xor_sync(~0u, sum, mask);
-#pragma unroll
-  for (int i = 0; i < kScoresOfLane; ++i) {
-    const int e = 32 * i + lane;
-    if (e >= rule.experts) {
-      value[i] = kTaken;
-      continue;
-    }
-    const auto score = static_cast<float>(value[i] / sum);
-    scores[e] = score;
-    value[i] = score >= 0 ? score : kNoNumber;
-  }
-  __syncwarp();
-
-  if (rule.group_limited) {
-    // Only experts of the groups with the best single expert can be chosen.
-    float* const best = shared_best[warp];
-    const int size = rule.experts / rule.groups;
-    for (int group = lane; group < rule.groups; group += 32) {
-      float top = kNoNumber;
-      for (int e = group * size; e < (group + 1) * size; ++e) top = fmaxf(top, scores[e]);
-      best[group] = top;
-    }
-    __syncwarp();
-    for (int taken = 0; taken < rule.top_groups; ++taken) {
-      float top = kTaken;
-      int at = rule.groups;
-      for (int group = lane; group < rule.groups; group += 32) {
-        if (best[group] > top) {
-          top = best[group];
-          at = group;
-        }
-      }
-      at = best_index(top, at);
-      if (lane == at % 32) best[at] = kTaken;
-      __syncwarp();
-    }
-#pragma unroll
-    for (int i = 0; i < kScoresOfLane; ++i) {
-      const int e = 32 * i + lane;
-      if (e < rule.experts && (e / size >= rule.groups || best[e / size] != kTaken)) {
-        value[i] = kTaken;
-      }
-    }
-  }
-
-  // Lane i ends up with choice i of the first 32 ones; more are written as they come.
   const std::int64_t out = std::int64_t{row} * rule.per_token;
-  float total = 0;
-  for (int choice = 0; choice < rule.per_token; ++choice) {
-    int at;
-    if (forced != nullptr) {
-      at = min(max(load_after_wait(forced + out + choice), 0), rule.experts - 1);
-    } else {
-      float top = kTaken;
-      at = kMostExperts;
-#pragma unroll
-      for (int i = 0; i < kScoresOfLane; ++i) {
-        if (value[i] > top) {
-          top = value[i];
-          at = 32 * i + lane;
-        }
-      }
-      at = best_index(top, at);
-#pragma unroll
-      for (int i = 0; i < kScoresOfLane; ++i) {
-        if (at == 32 * i + lane) value[i] = kTaken;
-      }
-    }
-    const float score = scores[at];
-    total += score;
-    if (lane == 0) {
-      chosen[out + choice] = at;
-      weights[out + choice] = score;
-    }
-  }
-  __syncwarp();
-  for (int choice = lane; choice < rule.per_token; choice += 32) {
-    float weight = scores[chosen[out + choice]];
-    if (rule.normalise) weight /= total;
-    weights[out + choice] = weight * rule.scale;
-  }
+  row_choose(rule, logits + std::int64_t{row} * rule.experts,
+             forced == nullptr ? nullptr : forced + out, scores[warp], best[warp], chosen + out,
+             weights + out);
 }
 
 // --- sorting -----------------------------------------------------------------------------------

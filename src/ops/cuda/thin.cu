@@ -1,9 +1,10 @@
 /// Products of a few rows: weights go through registers once.
 ///
 /// Shapes     y[rows ≤ 32][columns] = x[rows][inner] · W[columns][inner]ᵀ, batched at strides.
-/// Moving     a block has 16 weight rows (32 with more than eight rows of x) and divides the inner
-///            dimension among its warps. Lanes load weights as they lie in memory and hand them to
-///            the tensor cores without shared memory; warps add up there, always in one order.
+/// Moving     eight warps have 16 weight rows (32 with more than 16 rows of x) and divide the inner
+///            dimension among them; where it is short, each warp has weight rows of its own. Lanes
+///            load weights as they lie in memory and hand them to the tensor cores without shared
+///            memory; warps add up there, always in one order.
 /// Overlap    the first weights are loaded before the kernel ahead ends.
 /// Bounds     the bytes of W: 2048 × 2048 takes 2 µs at 4.27 TB/s.
 
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int kThinWarps = 8;
 constexpr int kThinThreads = 32 * kThinWarps;
+constexpr int kThinShort = 256;  // an inner dimension that warps do not divide
 
 __device__ __forceinline__ void thin_store(const Thin& t, int batch, int row, int column,
                                            float sum) {
@@ -33,18 +35,23 @@ __device__ __forceinline__ void thin_store(const Thin& t, int batch, int row, in
   }
 }
 
-/// Tiles: eights of rows. Blocks: of 16 weight rows. Steps: of 32 values, loaded together.
-template <int Tiles, int Blocks, int Steps>
+/// Tiles: eights of rows. Blocks: of 16 weight rows. Steps: of 32 values, loaded together. Split:
+/// warps that divide the inner dimension.
+template <int Tiles, int Blocks, int Steps, int Split>
 __global__ void __launch_bounds__(kThinThreads) thin_wide(Thin t) {
   __shared__ float sums[kThinWarps][8 * Tiles][16 * Blocks];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int r = lane / 4, q = lane % 4;
-  const int column_first = blockIdx.x * 16 * Blocks;
+  constexpr int kTeams = kThinWarps / Split;  // with weight rows of their own
+  const int team = warp / Split, part = warp % Split;
+  const int column_block = blockIdx.x * 16 * Blocks * kTeams;
+  const int column_first = column_block + team * 16 * Blocks;
   const int steps = (t.inner + 31) / 32;
-  const int begin = steps * warp / kThinWarps, end = steps * (warp + 1) / kThinWarps;
+  const int begin = steps * part / Split, end = steps * (part + 1) / Split;
   const bf16* const w = t.w + blockIdx.y * t.w_batch;
   const bf16* const x = t.x + blockIdx.y * t.x_batch;
   float sum[Blocks][Tiles][4] = {};
+  grid_release();
   for (int step = begin; step < end; step += Steps) {
     uint4 weights[Steps][Blocks][2], rows[Steps][Tiles];
 #pragma unroll
@@ -98,13 +105,15 @@ __global__ void __launch_bounds__(kThinThreads) thin_wide(Thin t) {
   }
   __syncthreads();
   grid_wait();  // warps without steps
-  for (int i = threadIdx.x; i < 8 * Tiles * 16 * Blocks; i += kThinThreads) {
-    const int row = i / (16 * Blocks), inside = i % (16 * Blocks);
-    if (row >= t.rows || column_first + inside >= t.columns) continue;
+  constexpr int kColumns = 16 * Blocks * kTeams;
+  for (int i = threadIdx.x; i < 8 * Tiles * kColumns; i += kThinThreads) {
+    const int row = i / kColumns, column = column_block + i % kColumns;
+    if (row >= t.rows || column >= t.columns) continue;
+    const int first = i % kColumns / (16 * Blocks) * Split, inside = i % (16 * Blocks);
     float total = 0;
 #pragma unroll
-    for (int other = 0; other < kThinWarps; ++other) total += sums[other][row][inside];
-    thin_store(t, blockIdx.y, row, column_first + inside, total);
+    for (int other = 0; other < Split; ++other) total += sums[first + other][row][inside];
+    thin_store(t, blockIdx.y, row, column, total);
   }
 }
 
@@ -132,17 +141,18 @@ bool thin_aligned(const Thin& t) {
   return address % 16 == 0 && strides % 8 == 0;
 }
 
-template <int Tiles, int Blocks, int Steps>
+template <int Tiles, int Blocks, int Steps, int Split>
 void thin_launch(const Thin& thin, const Queue& queue) {
+  constexpr int columns = 16 * Blocks * (kThinWarps / Split);
   cudaLaunchAttribute attributes[1];
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>((thin.columns + 16 * Blocks - 1) / (16 * Blocks)),
+  config.gridDim = dim3(static_cast<unsigned>((thin.columns + columns - 1) / columns),
                         static_cast<unsigned>(thin.batch));
   config.blockDim = dim3(kThinThreads);
   config.stream = queue.stream;
   config.attrs = attributes;
   overlap_allow(*queue.device, config);
-  check(cudaLaunchKernelEx(&config, thin_wide<Tiles, Blocks, Steps>, thin),
+  check(cudaLaunchKernelEx(&config, thin_wide<Tiles, Blocks, Steps, Split>, thin),
         "multiplying a few rows on the GPU");
 }
 
@@ -160,12 +170,14 @@ void thin_multiply(const Thin& thin, const Queue& queue) {
                     static_cast<unsigned>(thin.batch));
     thin_any<<<grid, kThinThreads, 0, queue.stream>>>(thin);
     check(cudaGetLastError(), "multiplying a few rows on the GPU");
-  } else if (thin.rows <= 8) {
-    thin_launch<1, 1, 8>(thin, queue);
-  } else if (thin.rows <= 16) {
-    thin_launch<2, 1, 4>(thin, queue);
+  } else if (thin.inner <= kThinShort) {
+    thin.rows <= 8    ? thin_launch<1, 1, 4, 1>(thin, queue)
+    : thin.rows <= 16 ? thin_launch<2, 1, 4, 1>(thin, queue)
+                      : thin_launch<4, 1, 4, 1>(thin, queue);
   } else {
-    thin_launch<4, 2, 2>(thin, queue);
+    thin.rows <= 8    ? thin_launch<1, 1, 8, 8>(thin, queue)
+    : thin.rows <= 16 ? thin_launch<2, 1, 4, 8>(thin, queue)
+                      : thin_launch<4, 2, 2, 8>(thin, queue);
   }
 }
 
