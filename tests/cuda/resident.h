@@ -72,7 +72,6 @@ class Resident {
   /// The next counts[i] tokens of every sequence, in one chunk.
   void chunk(std::span<Talk* const> talks, std::span<const std::int64_t> counts,
              bool commit = true) {
-    const std::lock_guard turn(stores_->turn());
     std::int64_t tokens = 0;
     for (std::size_t i = 0; i < talks.size(); ++i) {
       talks[i]->caches->step_begin(false);
@@ -97,7 +96,6 @@ class Resident {
   /// The next token of every sequence by a captured step; one graph serves all batches of a size,
   /// rounded up, in any order.
   void decode(std::span<Talk* const> talks, bool commit = true, bool captured = true) {
-    const std::lock_guard turn(stores_->turn());
     std::vector<cuda::StepRow> rows;
     for (Talk* talk : talks) {
       talk->caches->step_begin(false);
@@ -152,7 +150,6 @@ class Resident {
 
   /// The next tokens as one prompt in chunks, layer by layer, as decoder_prompt does.
   void prompt(Talk& talk, std::int64_t tokens, std::int64_t chunk, bool commit = true) {
-    const std::lock_guard turn(stores_->turn());
     talk.caches->step_begin(true);
     cuda::CacheSequence& sequence = talk.caches->sequence();
     sequence.prepare(tokens);

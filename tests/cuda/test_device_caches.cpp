@@ -7,7 +7,7 @@
 #include <array>
 #include <numeric>
 
-#include "attention/cache_state.h"
+#include "attention/cuda/cache/random_fill.h"
 #include "cuda/resident.h"
 
 namespace lca::test {
@@ -374,6 +374,34 @@ TEST(CudaCaches, PromptsThatWaitForTheirEndComeInChunksAndInTurns) {
     }
   }
   fmt::print("largest relative error {:.1e}\n", worst);
+}
+
+TEST(CudaCaches, RandomContentsAreFiniteAndEachSequencesOwn) {
+  LCA_NEEDS_GPU();
+  for (const cuda::GroupType type : {cuda::GroupType::bf16, cuda::GroupType::fp8}) {
+    Random random(9980);
+    Resident model(mixed_specs(caches_shapes()[0].shape), random,
+                   {.sequences = 8, .longest = 400, .poison = true}, cuda::Kernels::fast, type);
+    Talk one = model.talk(1, 250, random);
+    Talk two{model.open(), one.paths};
+    cuda::cache_fill_random(one.caches->sequence(), 200, 1, model.stream().queue());
+    cuda::cache_fill_random(two.caches->sequence(), 200, 2, model.stream().queue());
+    EXPECT_EQ(one.caches->length(), 200);
+    EXPECT_NE(saved(*one.caches), saved(*two.caches));
+    for (Talk* talk : {&one, &two}) {
+      talk->back_to(200);
+      model.decode(*talk, 25);
+      model.chunk(*talk, 25);
+      for (std::size_t l = 0; l < talk->paths.size(); ++l) {
+        const Path& path = talk->paths[l];
+        const auto from =
+            path.out.begin() + 200 * path.tokens.shape.heads * path.tokens.shape.d_value;
+        EXPECT_TRUE(std::all_of(from, path.out.end(), [](float x) { return std::isfinite(x); }))
+            << "layer " << l;
+      }
+    }
+    EXPECT_NE(one.paths[0].out, two.paths[0].out);
+  }
 }
 
 TEST(CudaCaches, DifferentSettingsGetStoresOfTheirOwn) {

@@ -146,6 +146,7 @@ DeviceCaches::DeviceCaches(DeviceStores& stores, const std::vector<Cache>& cache
 }
 
 DeviceCaches::~DeviceCaches() {
+  step_rollback();
   const Turn turn(stores_.turn());
   sequence_.reset();
   store_.reset();
@@ -190,16 +191,24 @@ void DeviceCaches::truncate(std::int64_t length) {
   sequence_->truncate(length);
 }
 
-void DeviceCaches::step_begin(bool) {}  // Stages::begin prepares the step, which knows its tokens
+void DeviceCaches::step_begin(bool) {
+  if (begun_) return;
+  stores_.turn().lock();  // until the step ends; Stages::begin prepares it, which knows its tokens
+  begun_ = true;
+}
 
 void DeviceCaches::step_commit() noexcept {
-  const Turn turn(stores_.turn());
+  if (!begun_) return;
   sequence_->commit();
+  begun_ = false;
+  stores_.turn().unlock();
 }
 
 void DeviceCaches::step_rollback() noexcept {
-  const Turn turn(stores_.turn());
+  if (!begun_) return;
   sequence_->rollback();
+  begun_ = false;
+  stores_.turn().unlock();
 }
 
 std::unique_ptr<SequenceCaches> DeviceCaches::fork() const {

@@ -32,8 +32,8 @@ class DeviceStores {
   std::shared_ptr<CacheStore> store(std::span<const LayerSpec> layers);
   LayerView view(const CacheStore& store, int layer) const;
 
-  /// Steps and everything that changes caches take turns: held by the caller of Stages from `begin`
-  /// on, and by every function of DeviceCaches.
+  /// Steps and everything else that changes caches take turns: every DeviceCaches of a step holds
+  /// this from step_begin until the step ends, in one thread.
   std::recursive_mutex& turn() const { return turn_; }
   const Queue& queue() const { return queue_; }
   const ProductSpace& products() const { return products_; }
@@ -106,6 +106,7 @@ class DeviceCaches final : public SequenceCaches {
   DeviceStores& stores_;
   std::shared_ptr<CacheStore> store_;
   std::unique_ptr<CacheSequence> sequence_;
+  bool begun_ = false;  // a step, which holds the turn
 };
 
 }  // namespace lca::cuda

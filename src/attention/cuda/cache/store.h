@@ -197,6 +197,7 @@ class CacheStore {
     std::size_t begin(int number) const { return static_cast<std::size_t>(number) * each; }
   };
 
+  static void specs_check(std::span<const LayerSpec> layers, const StoreLimits& limits);
   void layers_lay();
   void pages_lay();
   void windows_lay();
