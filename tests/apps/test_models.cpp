@@ -240,7 +240,7 @@ TEST(LogitsCommand, RefusesWhatIsNoToken) {
                             {"--tokens-file", "/nowhere"},
                             {"--tokens", "1", "--precision", "f16"},
                             {"--tokens", "1", "--device", "gpu"},
-                            {"--tokens", "1", "--device", "cuda"},
+                            {"--tokens", "1", "--device", "cuda:99"},
                             {"--tokens", "1", "--chunk", "0"},
                             {"--tokens", "1", "--out", "/nowhere/out"},
                             {"--tokens", "1", "--adapter", "/nowhere"}}) {

@@ -1,6 +1,8 @@
 // The real model, SmolLM2-135M-Instruct, on the GPU against the CPU: perplexity, greedy text.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "cuda/model_pair.h"
+#include "formats/byte_files.h"
 #include "formats/safetensors.h"
 #include "support/test_data.h"
 
@@ -20,9 +23,11 @@ namespace fs = std::filesystem;
 #define SKIP_WITHOUT_SMOLLM2() \
   if (!smollm2_path()) GTEST_SKIP() << kNoTestData
 
-std::shared_ptr<const Model> smollm2_on(const std::string& device, Precision precision) {
+std::shared_ptr<const Model> smollm2_on(const std::string& device, Precision precision,
+                                        const std::string& adapter = "") {
   ModelOptions options;
   options.path = *smollm2_path();
+  options.adapter = adapter;
   options.device = device;
   options.precision = precision;
   return Model::load(options);
@@ -81,11 +86,46 @@ std::vector<std::pair<const char*, Settings>> smollm2_settings() {
           {"entry positions, window 256", entry}};
 }
 
-TEST(CudaSmolLM2, ReadsATextAsWellAsTheCpu) {
-  LCA_NEEDS_GPU();
-  SKIP_WITHOUT_SMOLLM2();
-  const auto cpu = smollm2_on("cpu", Precision::f32);
-  const auto gpu = smollm2_on("cuda", Precision::bf16);
+/// A random LoRA adapter of three projections, small enough that the model still reads.
+void adapter_write(const fs::path& folder) {
+  constexpr std::int64_t kRank = 8, kHidden = 576, kLayers = 30;
+  struct Module {
+    const char* name;
+    std::int64_t out, in;
+  };
+  const Module modules[] = {{"self_attn.q_proj", kHidden, kHidden},
+                            {"self_attn.v_proj", 192, kHidden},
+                            {"mlp.down_proj", kHidden, 1536}};
+  Random random(77);
+  std::string header = "{", data;
+  const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns,
+                       double size) {
+    if (header.size() > 1) header += ",";
+    const std::size_t begin = data.size();
+    for (std::int64_t i = 0; i < rows * columns; ++i) {
+      const auto value = static_cast<float>(size * random.normal());
+      data.append(reinterpret_cast<const char*>(&value), sizeof value);
+    }
+    header += fmt::format(R"("{}":{{"dtype":"F32","shape":[{},{}],"data_offsets":[{},{}]}})", name,
+                          rows, columns, begin, data.size());
+  };
+  for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    for (const Module& module : modules) {
+      const std::string name =
+          fmt::format("base_model.model.model.layers.{}.{}", layer, module.name);
+      add(name + ".lora_A.weight", kRank, module.in, 1 / std::sqrt(double(module.in)));
+      add(name + ".lora_B.weight", module.out, kRank, 0.02);
+    }
+  }
+  write_file(folder / "adapter_model.safetensors", safetensors_bytes(header + "}", data));
+  write_file(folder / "adapter_config.json",
+             R"({"peft_type":"LORA","r":8,"lora_alpha":16,"target_modules":["q_proj","v_proj",)"
+             R"("down_proj"]})");
+}
+
+void expect_reads_alike(const std::string& adapter) {
+  const auto cpu = smollm2_on("cpu", Precision::f32, adapter);
+  const auto gpu = smollm2_on("cuda", Precision::bf16, adapter);
   for (const auto& [name, settings] : smollm2_settings()) {
     const double exact = text_nll(cpu, settings, 2000, 2001, 0);
     const double whole = text_nll(gpu, settings, 2000, 2001, 0);
@@ -100,6 +140,20 @@ TEST(CudaSmolLM2, ReadsATextAsWellAsTheCpu) {
     EXPECT_NEAR(std::exp(chunks - exact), 1, 3e-3) << name;
     EXPECT_NEAR(std::exp(decoded - exact), 1, 3e-3) << name;
   }
+}
+
+TEST(CudaSmolLM2, ReadsATextAsWellAsTheCpu) {
+  LCA_NEEDS_GPU();
+  SKIP_WITHOUT_SMOLLM2();
+  expect_reads_alike("");
+}
+
+TEST(CudaSmolLM2, ReadsATextAsWellAsTheCpuWithAnAdapter) {
+  LCA_NEEDS_GPU();
+  SKIP_WITHOUT_SMOLLM2();
+  const ScratchFolder folder;
+  adapter_write(folder.path());
+  expect_reads_alike(folder.path());
 }
 
 std::int32_t likeliest(std::span<const float> logits) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/cuda/overlap.cuh"
 #include "core/cuda/warp_ops.cuh"
 #include "ops/cuda/rows.h"
 
@@ -19,7 +20,18 @@ constexpr int kRowThreads = 256;
 constexpr int kPlaceThreads = 128;
 constexpr int kPlaceChannels = 1024;  // of a block of rows_place
 
-void launch_check() { check(cudaGetLastError(), "starting a kernel on rows"); }
+/// Launches may begin while the kernel ahead ends: every kernel here starts with grid_wait.
+template <typename... Params, typename... Args>
+void launch(void (*kernel)(Params...), dim3 grid, int threads, const Queue& queue, Args... args) {
+  cudaLaunchAttribute attribute;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = queue;
+  config.attrs = &attribute;
+  overlap_allow(*queue.device, config);
+  check(cudaLaunchKernelEx(&config, kernel, Params(args)...), "starting a kernel on rows");
+}
 
 unsigned grid_of(std::int64_t blocks) {
   if (blocks > 0x7fffffff) throw Error(ErrorKind::bad_input, "too many rows for one call");
@@ -53,6 +65,7 @@ __device__ __forceinline__ std::int64_t row_of(const std::int32_t* map, std::int
 __global__ void __launch_bounds__(kRowThreads)
     embed_kernel(const bf16* table, const std::int32_t* tokens, std::int64_t width, float factor,
                  float* out) {
+  grid_wait();
   const std::int64_t row = blockIdx.x;
   const bf16* const from = table + std::int64_t{tokens[row]} * width;
   for (std::int64_t i = threadIdx.x; i < width; i += kRowThreads) {
@@ -62,6 +75,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 template <bool kWide>
 __global__ void __launch_bounds__(kRowThreads) norm_kernel(RowsNorm job) {
+  grid_wait();
   const std::int64_t row = blockIdx.x;
   const float* const x = job.x + row_of(job.from, row) * job.x_stride;
   bf16* const out = job.out + row * job.width;
@@ -101,6 +115,7 @@ __global__ void __launch_bounds__(kRowThreads) norm_kernel(RowsNorm job) {
 // --- RoPE and placing --------------------------------------------------------------------------
 
 __global__ void turns_kernel(RopeTurns job) {
+  grid_wait();
   const std::int64_t index = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (index >= job.rows * job.pairs) return;
   const std::int64_t row = index / job.pairs;
@@ -208,6 +223,7 @@ __device__ void place_heads(const RowsPlace& rows, const PlacedPart& part, std::
 template <int kAtOnce>
 __global__ void __launch_bounds__(kPlaceThreads)
     place_kernel(const __grid_constant__ PlaceJob job) {
+  grid_wait();
   const std::int64_t row = blockIdx.x;
   const int block = static_cast<int>(blockIdx.y);
   int index = 0;
@@ -227,6 +243,7 @@ template <typename Word>
 __global__ void __launch_bounds__(kRowThreads)
     move_kernel(const Word* x, const std::int32_t* from, std::int64_t width, Word* out,
                 const std::int32_t* to) {
+  grid_wait();
   const std::int64_t row = blockIdx.x;
   const Word* const source = x + row_of(from, row) * width;
   Word* const target = out + row_of(to, row) * width;
@@ -243,6 +260,7 @@ template <bool kWide>
 __global__ void __launch_bounds__(kRowThreads)
     swiglu_kernel(const bf16* x, const float* bias, std::int64_t rows, std::int64_t width,
                   bf16* out) {
+  grid_wait();
   const std::int64_t index = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   if constexpr (kWide) {
     const std::int64_t each = width / 8;
@@ -273,6 +291,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 __global__ void add_bias_kernel(const float* bias, float factor, std::int64_t rows,
                                 std::int64_t width, float* x) {
+  grid_wait();
   const std::int64_t index = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   if (index < rows * width) x[index] += factor * bias[index % width];
 }
@@ -307,6 +326,7 @@ __device__ std::uint64_t block_most(std::uint64_t key) {
 
 __global__ void __launch_bounds__(kRowThreads)
     argmax_parts_kernel(const float* x, std::int64_t width, std::uint64_t* space) {
+  grid_wait();
   const float* const row = x + blockIdx.y * width;
   std::uint64_t key = 0;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x; i < width;
@@ -319,6 +339,7 @@ __global__ void __launch_bounds__(kRowThreads)
 }
 
 __global__ void argmax_kernel(const std::uint64_t* space, std::int64_t rows, std::int32_t* out) {
+  grid_wait();
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   if (row >= rows) return;
   std::uint64_t key = 0;
@@ -336,24 +357,20 @@ __global__ void argmax_kernel(const std::uint64_t* space, std::int64_t rows, std
 void rows_embed(const bf16* table, const std::int32_t* tokens, std::int64_t rows,
                 std::int64_t width, float factor, float* out, const Queue& queue) {
   if (rows == 0) return;
-  embed_kernel<<<grid_of(rows), kRowThreads, 0, queue>>>(table, tokens, width, factor, out);
-  launch_check();
+  launch(embed_kernel, grid_of(rows), kRowThreads, queue, table, tokens, width, factor, out);
 }
 
 void rows_norm(const RowsNorm& job, const Queue& queue) {
   if (job.rows == 0) return;
   const bool wide = job.bias == nullptr && job.width % 4 == 0 && job.x_stride % 4 == 0 &&
                     aligned(job.x, 16) && aligned(job.weight, 16) && aligned(job.out, 8);
-  (wide ? norm_kernel<true>
-        : norm_kernel<false>)<<<grid_of(job.rows), kRowThreads, 0, queue>>>(job);
-  launch_check();
+  launch(wide ? norm_kernel<true> : norm_kernel<false>, grid_of(job.rows), kRowThreads, queue, job);
 }
 
 void rope_turns(const RopeTurns& job, const Queue& queue) {
   const std::int64_t count = job.rows * job.pairs;
   if (count == 0) return;
-  turns_kernel<<<grid_of((count + 127) / 128), 128, 0, queue>>>(job);
-  launch_check();
+  launch(turns_kernel, grid_of((count + 127) / 128), 128, queue, job);
 }
 
 void rows_place(const RowsPlace& job, std::span<const PlacedPart> parts, const Queue& queue) {
@@ -384,20 +401,18 @@ void rows_place(const RowsPlace& job, std::span<const PlacedPart> parts, const Q
   // Parts that are not there begin where nothing is left.
   for (std::size_t i = parts.size(); i < kPlacedParts; ++i) call.block_begin[i] = blocks;
   const dim3 grid(grid_of(job.rows), static_cast<unsigned>(blocks));
-  (wide ? place_kernel<2> : place_kernel<1>)<<<grid, kPlaceThreads, 0, queue>>>(call);
-  launch_check();
+  launch(wide ? place_kernel<2> : place_kernel<1>, grid, kPlaceThreads, queue, call);
 }
 
 void rows_move(const bf16* x, const std::int32_t* from, std::int64_t rows, std::int64_t width,
                bf16* out, const std::int32_t* to, const Queue& queue) {
   if (rows == 0) return;
   if (width % 8 == 0 && aligned(x, 16) && aligned(out, 16)) {
-    move_kernel<<<grid_of(rows), kRowThreads, 0, queue>>>(
-        reinterpret_cast<const uint4*>(x), from, width / 8, reinterpret_cast<uint4*>(out), to);
+    launch(move_kernel<uint4>, grid_of(rows), kRowThreads, queue, reinterpret_cast<const uint4*>(x),
+           from, width / 8, reinterpret_cast<uint4*>(out), to);
   } else {
-    move_kernel<<<grid_of(rows), kRowThreads, 0, queue>>>(x, from, width, out, to);
+    launch(move_kernel<bf16>, grid_of(rows), kRowThreads, queue, x, from, width, out, to);
   }
-  launch_check();
 }
 
 void rows_swiglu(const bf16* x, const float* bias, std::int64_t rows, std::int64_t width, bf16* out,
@@ -406,17 +421,15 @@ void rows_swiglu(const bf16* x, const float* bias, std::int64_t rows, std::int64
   const bool wide = bias == nullptr && width % 8 == 0 && aligned(x, 16) && aligned(out, 16);
   const std::int64_t threads = rows * width / (wide ? 8 : 1);
   const unsigned grid = grid_of((threads + kRowThreads - 1) / kRowThreads);
-  (wide ? swiglu_kernel<true> : swiglu_kernel<false>)<<<grid, kRowThreads, 0, queue>>>(
-      x, bias, rows, width, out);
-  launch_check();
+  launch(wide ? swiglu_kernel<true> : swiglu_kernel<false>, grid, kRowThreads, queue, x, bias, rows,
+         width, out);
 }
 
 void rows_add_bias(const float* bias, float factor, std::int64_t rows, std::int64_t width, float* x,
                    const Queue& queue) {
   if (rows == 0) return;
-  add_bias_kernel<<<grid_of((rows * width + kRowThreads - 1) / kRowThreads), kRowThreads, 0,
-                    queue>>>(bias, factor, rows, width, x);
-  launch_check();
+  launch(add_bias_kernel, grid_of((rows * width + kRowThreads - 1) / kRowThreads), kRowThreads,
+         queue, bias, factor, rows, width, x);
 }
 
 void rows_argmax(const float* x, std::int64_t rows, std::int64_t width, std::uint64_t* space,
@@ -424,11 +437,9 @@ void rows_argmax(const float* x, std::int64_t rows, std::int64_t width, std::uin
   if (rows == 0) return;
   if (rows > 65535) throw Error(ErrorKind::bad_input, "the largest of more than 65535 rows");
   const dim3 grid(kArgmaxParts, static_cast<unsigned>(rows));
-  argmax_parts_kernel<<<grid, kRowThreads, 0, queue>>>(x, width, space);
-  launch_check();
-  argmax_kernel<<<grid_of((rows + kRowThreads - 1) / kRowThreads), kRowThreads, 0, queue>>>(
-      space, rows, out);
-  launch_check();
+  launch(argmax_parts_kernel, grid, kRowThreads, queue, x, width, space);
+  launch(argmax_kernel, grid_of((rows + kRowThreads - 1) / kRowThreads), kRowThreads, queue, space,
+         rows, out);
 }
 
 }  // namespace lca::cuda
