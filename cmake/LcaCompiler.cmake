@@ -13,7 +13,13 @@ if(NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(LCA_CCACHE ccache)
   mark_as_advanced(LCA_CCACHE)
   if(LCA_CCACHE)
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${LCA_CCACHE})
+    set(lca_launcher ${LCA_CCACHE})
+    if(NOT DEFINED ENV{CCACHE_BASEDIR})
+      # Paths below it are taken relative to the build folder, so that presets with the same flags
+      # share objects: cuda takes all of C++ from release.
+      set(lca_launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${LCA_CCACHE})
+    endif()
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${lca_launcher})
   endif()
 endif()
 
@@ -41,6 +47,16 @@ if(LCA_FUZZ)
   add_compile_definitions(HWY_COMPILE_ONLY_STATIC)
 endif()
 
+# Several files at once: headers and templates take most of the time. `make lint` and the preset debug
+# take each file alone, so that none leans on another's includes.
+function(lca_compile_in_batches target)
+  if(LCA_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    target_compile_options(${target} PRIVATE
+      "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>")
+  endif()
+endfunction()
+
 # Warnings, and the two freedoms the compiler may take with floating point. Nothing that changes a
 # result (no -ffast-math), nothing that ties the binary to this machine (no -march).
 function(lca_compile target)
@@ -51,12 +67,7 @@ function(lca_compile target)
     "$<$<CXX_COMPILER_ID:GNU>:-Wno-psabi;-Wno-restrict>"
     $<$<BOOL:${LCA_WERROR}>:-Werror>)
   target_link_options(${target} PRIVATE -Wl,--as-needed)
-  if(LCA_UNITY)
-    # Several files at once: headers and templates take most of the time. `make lint` and the preset
-    # debug take each file alone, so that none leans on another's includes.
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-    target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>")
-  endif()
+  lca_compile_in_batches(${target})
   get_target_property(type ${target} TYPE)
   if(lca_sanitize AND type STREQUAL "EXECUTABLE")
     target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/sanitizers/defaults.cpp)

@@ -8,8 +8,8 @@ if(NOT CMAKE_CUDA_COMPILER)
   message(FATAL_ERROR "LCA_CUDA needs nvcc: install the CUDA toolkit (13.0) and put nvcc on PATH, "
                       "or build without CUDA: make build")
 endif()
-if(LCA_CCACHE AND NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER)
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${LCA_CCACHE})
+if(lca_launcher AND NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${lca_launcher})
 endif()
 set(CMAKE_CUDA_ARCHITECTURES OFF)  # each source says its own
 enable_language(CUDA)
@@ -48,6 +48,7 @@ function(lca_cuda_objects target)
   endforeach()
   add_library(${target} OBJECT ${ARGN})
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  lca_compile_in_batches(${target})  # of C++; a .cu has options of its own and stays alone
   target_include_directories(${target} PRIVATE
     ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   target_include_directories(${target} SYSTEM PRIVATE ${lca_cutlass} ${CUDAToolkit_INCLUDE_DIRS})

@@ -204,10 +204,12 @@ TEST(Layout, AGroupIsScoredByTheLastQueriesAtItsExitOrAtThePromptsEnd) {
     for (std::size_t j = 0; j < grown.exit.size(); ++j) {
       // Prompt 0 is `streaming`: no prompt ends after the exit.
       for (std::int64_t prompt = 0; prompt <= kTokens; ++prompt) {
-        Indices asked;  // all queries that exist when the group is condensed
-        for (std::int64_t t = 0; t < std::max(grown.exit[j] + 1, prompt); ++t) asked.push_back(t);
-        while (static_cast<std::int64_t>(asked.size()) > layout.summary_queries) {
-          asked.erase(asked.begin());
+        // Of all queries that exist when the group is condensed, the last.
+        const std::int64_t queries = std::max(grown.exit[j] + 1, prompt);
+        Indices asked;
+        for (std::int64_t t = std::max<std::int64_t>(0, queries - layout.summary_queries);
+             t < queries; ++t) {
+          asked.push_back(t);
         }
         ASSERT_EQ(positions(layout.summary_range(static_cast<std::int64_t>(j), prompt)), asked)
             << "j=" << j << " P=" << prompt;

@@ -1,5 +1,6 @@
 #include "formats/byte_files.h"
 #include "formats/tokenizer/normalise.h"
+#include "support/compare.h"
 #include "tokenizer_files.h"
 
 #include <array>
@@ -402,7 +403,7 @@ TEST(ThreadsTokenizer, OneTokenizerServesManyThreads) {
 
 TEST(Tokenizer, AMegabyteOfAnythingTakesLinearTime) {
   // Quadratic work on a megabyte would take minutes and run into the test's time limit.
-  const std::size_t size = 1'000'000;
+  const auto size = static_cast<std::size_t>(test::scaled(1'000'000));
   for (const char* name : {"qwen2", "llama3", "sentencepiece"}) {
     const Tokenizer tokenizer = test::golden_tokenizer(name);
     for (const std::string part :
