@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/cuda/memory.h"
 #include "core/error.h"
 
 namespace lca::cuda {
@@ -82,6 +83,7 @@ BackedMemory::~BackedMemory() {
   for (const auto& [granule, held] : granules_) {
     AddressDriver::get().unmap(base_ + granule * granule_, granule_);
     AddressDriver::get().release(held.memory);
+    memory_count(-static_cast<std::ptrdiff_t>(granule_));
   }
   AddressDriver::get().free(base_, reserved_);
 }
@@ -147,6 +149,7 @@ void BackedMemory::hold(std::size_t begin, std::size_t bytes, const cudaStream_t
         }
       }
       ++granule.holders;
+      if (fresh) memory_count(static_cast<std::ptrdiff_t>(granule_));
       if (fresh && poison != nullptr) {
         check(cudaMemsetAsync(as<char>() + at * granule_, 0xff, granule_, *poison),
               "filling GPU memory");
@@ -164,6 +167,7 @@ void BackedMemory::release(std::size_t granule) noexcept {
   AddressDriver::get().unmap(base_ + granule * granule_, granule_);
   AddressDriver::get().release(found->second.memory);
   granules_.erase(found);
+  memory_count(-static_cast<std::ptrdiff_t>(granule_));
 }
 
 void BackedMemory::drop(std::size_t begin, std::size_t bytes) noexcept {
