@@ -146,7 +146,9 @@ void CudaStages::trim() {
 void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
   if (bytes <= buffer.bytes()) return;
   if (capturing_) fail_internal("a captured step needs memory that was not planned");
-  for (auto& [key, known] : known_) known.graph.clear();
+  if (&buffer == &kernel_space_ || decode_.has(buffer)) {
+    for (auto& [key, known] : known_) known.graph.clear();
+  }
   memory_require(static_cast<double>(bytes) - static_cast<double>(buffer.bytes()),
                  fmt::format("a step of {} tokens", rows_));
   buffer.require(bytes);

@@ -79,6 +79,9 @@ class CudaStages final : public Stages {
   /// addresses of captured steps stay.
   struct Lane {
     Buffer table, held, work, views;
+    bool has(const Buffer& buffer) const {
+      return &buffer == &table || &buffer == &held || &buffer == &work || &buffer == &views;
+    }
     std::size_t bytes() const {
       return table.bytes() + held.bytes() + work.bytes() + views.bytes();
     }
