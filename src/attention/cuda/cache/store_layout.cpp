@@ -186,11 +186,19 @@ void CacheStore::slots_lay() {
     rows.push_back(layer.exact_each);
     bytes += layer.exact_each * shape.entry_values() * 2;
   }
-  const std::int64_t most =
-      bytes == 0 ? limits_.sequences
-                 : std::clamp<std::int64_t>(kMostDenseBytes / bytes, 1, limits_.sequences);
+  std::int64_t most = bytes == 0
+                          ? limits_.sequences
+                          : std::clamp<std::int64_t>(kMostDenseBytes / bytes, 1, limits_.sequences);
+  while (!rows.empty()) {
+    try {
+      dense_rows_ = ExactBlocks(device_, shape, rows, most);
+      break;
+    } catch (const Error&) {  // fewer addresses than that
+      if (most == 1) throw;
+      most /= 2;
+    }
+  }
   slots_ = Numbers(static_cast<int>(most));
-  dense_rows_ = ExactBlocks(device_, shape, rows, rows.empty() ? 0 : most);
   pages_each_ = static_cast<int>(pages_for(limits_.longest));
   // Whole lines, and one more: a kernel may fetch the entry behind the last.
   tables_.each = (static_cast<std::size_t>(pages_each_) * 4 + 4 + 127) / 128 * 128;
