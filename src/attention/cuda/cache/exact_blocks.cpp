@@ -22,6 +22,7 @@ ExactBlocks::ExactBlocks(const Device& device, const AttentionShape& shape,
   for (const std::int64_t some : rows) {
     layers_.push_back({block_rows_, some});
     block_rows_ += some;
+    most_rows_ = std::max(most_rows_, some);
   }
   const auto all = static_cast<std::size_t>(block_rows_ * blocks) * sizeof(bf16);
   semantic_ = BackedMemory(device, all * static_cast<std::size_t>(semantic_values_));
@@ -63,7 +64,7 @@ std::int64_t ExactBlocks::tokens_backed(int block) const {
 
 std::size_t ExactBlocks::missing(int block, std::int64_t tokens) const {
   std::size_t bytes = 0;
-  if (tokens <= tokens_backed(block)) return 0;
+  if (std::min(tokens, most_rows_) <= tokens_backed(block)) return 0;
   ranges_visit(block, tokens, [&](std::int64_t row, std::int64_t count) {
     const auto add = [&](const BackedMemory& memory, std::int64_t values) {
       const auto width = static_cast<std::size_t>(values) * sizeof(bf16);
@@ -78,7 +79,7 @@ std::size_t ExactBlocks::missing(int block, std::int64_t tokens) const {
 
 void ExactBlocks::require(int block, std::int64_t tokens, const cudaStream_t* poison) {
   std::int64_t& backed = backed_tokens(block);
-  if (layers_.empty() || tokens <= backed) return;
+  if (std::min(tokens, most_rows_) <= backed) return;
   tokens = (tokens + kRowStep - 1) / kRowStep * kRowStep;
   // The larger range is held before the smaller one is dropped: nothing in use loses its memory.
   std::vector<std::pair<BackedMemory*, std::pair<std::size_t, std::size_t>>> held;

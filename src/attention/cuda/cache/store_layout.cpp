@@ -43,7 +43,12 @@ void CacheStore::layers_lay() {
     const LayerSpec& spec = specs_[i];
     const auto same = std::ranges::find(specs_, spec);
     kinds_.push_back(static_cast<int>(same - specs_.begin()));
-    if (layer_condenses(spec)) condensing_.push_back(static_cast<int>(i));
+    if (layer_condenses(spec)) {
+      condensing_.push_back(static_cast<int>(i));
+      if (same == specs_.begin() + static_cast<std::ptrdiff_t>(i)) {
+        layouts_.emplace_back(spec.settings);
+      }
+    }
     LayerCache& layer = layers_[i];
     layer.dense = spec.settings.method == MethodKind::dense;
     layer.ring = ring_rows(spec.settings, limits_.longest);
