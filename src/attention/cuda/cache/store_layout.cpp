@@ -224,7 +224,7 @@ void CacheStore::slots_lay() {
 
 StoreBytes CacheStore::sequence_bytes(std::span<const LayerSpec> layers, GroupType type,
                                       std::int64_t length) {
-  const StoreLimits limits;
+  const StoreLimits limits{.longest = std::max<std::int64_t>(length, 1)};
   specs_check(layers, limits);
   StoreBytes bytes;
   std::int64_t groups = 0, condensing = 0;
