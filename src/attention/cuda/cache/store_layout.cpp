@@ -82,9 +82,9 @@ void CacheStore::pages_lay() {
   const std::int64_t page_bytes =
       layers * kPageRows * group_bytes(shape, type_, scored ? Mass::score : Mass::none);
   const std::int64_t fit = static_cast<std::int64_t>(device_.memory) / page_bytes + 8;
-  std::int64_t most = std::min<std::int64_t>({fit, kMostPages, kMostRows / (kPageRows * layers),
-                                              pages_for(limits_.longest) * limits_.sequences});
-  most = (most + 7) / 8 * 8;  // page_take shuffles eights
+  // As many as could ever have memory; in eights, which page_take shuffles.
+  const std::int64_t most =
+      std::min<std::int64_t>({fit, kMostPages, kMostRows / (kPageRows * layers)}) / 8 * 8;
   pages_ = Numbers(static_cast<int>(most));
 
   const std::int64_t kv = shape.kv_heads;
