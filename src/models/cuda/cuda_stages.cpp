@@ -114,7 +114,9 @@ void StepGraph::clear() {
   exec_ = nullptr;
 }
 
-CudaStages::CudaStages(CudaModel& model) : model_(model), capture_stream_(model.device) {}
+CudaStages::CudaStages(CudaModel& model) : model_(model), capture_stream_(model.device) {
+  up_projections_turn();
+}
 
 CudaStages::~CudaStages() { capture_abandon(); }
 

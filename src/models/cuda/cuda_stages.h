@@ -154,6 +154,8 @@ class CudaStages final : public Stages {
   void place(std::size_t layer, const Projected& from, RowRange rows, RowRange part,
              const Places& to, const std::int32_t* source = nullptr);
   const bf16* attended_rows(RowRange rows);
+  void up_projections_turn();
+  LayerView view(const CacheStore& store, std::size_t layer) const;
   void output(std::size_t layer, const bf16* attended, RowRange rows);
   void waiting_entries(std::size_t layer, RowRange rows);
   const bf16* waiting_attend(std::size_t layer, RowRange rows);
@@ -168,6 +170,7 @@ class CudaStages final : public Stages {
   Event table_copied_;
   Stream capture_stream_;
   std::map<GraphKey, KnownStep> known_;
+  Buffer turned_;  // MLA: w_uk of all layers as steps of few rows read it
 
   // The step at work.
   std::span<const SequenceRun> runs_;
