@@ -1,6 +1,6 @@
 #pragma once
-/// A checkpoint on the CPU and on the GPU, and the layer program run on both at once: every stage
-/// of the GPU starts from the CPU's own residual stream.
+/// A checkpoint on the CPU, in float32 and in bf16, and on the GPU, and the layer program run on
+/// all at once: every stage starts from the residual stream of float32.
 
 #include <lca/session.h>
 
@@ -36,18 +36,24 @@ inline double stage_error(const std::vector<float>& expected, const std::vector<
   return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
-/// The largest error of each kind of stage, and how many rows would have chosen other experts.
-struct StageErrors {
-  double embedding = 0, attention = 0, feed_forward = 0, logits = 0;
-  std::int64_t rows_routed = 0, rows_elsewhere = 0;
+/// The largest errors of one kind of stage against float32: the GPU's, and what rounding to bf16
+/// costs on the CPU.
+struct StageError {
+  double gpu = 0, rounding = 0;
+};
 
-  double worst() const { return std::max({embedding, attention, feed_forward, logits}); }
+/// All kinds of stages, and how many rows would have chosen other experts on the GPU.
+struct StageErrors {
+  StageError embedding, attention, feed_forward, logits;
+  std::int64_t rows_routed = 0, rows_elsewhere = 0;
 };
 
 class ModelPair {
  public:
   ModelPair(const GoldenModel& golden, const Settings& settings)
-      : cpu_(load_on(golden, "cpu")), gpu_(load_on(golden, "cuda")) {
+      : cpu_(load_on(golden, "cpu", Precision::f32)),
+        rounded_(load_on(golden, "cpu")),
+        gpu_(load_on(golden, "cuda")) {
     const SessionOptions options{.settings = {settings}};
     settings_ = settings_per_layer(*cpu_, options);
   }
@@ -58,33 +64,42 @@ class ModelPair {
   /// `rope_length` in every step.
   void step(std::span<const std::int32_t> tokens, std::int64_t rope_length, StageErrors& errors) {
     if (host_ == nullptr) open(rope_length);
-    host_->step_begin(false);
-    device_->step_begin(false);
+    for (const auto& caches : {host_.get(), rounded_host_.get(), device_.get()}) {
+      caches->step_begin(false);
+    }
     const auto first = host_->length();
     const SequenceRun cpu_run{host_.get(), tokens, first, rope_length};
+    const SequenceRun rounded_run{rounded_host_.get(), tokens, first, rope_length};
     const SequenceRun gpu_run{device_.get(), tokens, first, rope_length};
     CpuStages cpu(context_, cpu_->state(), act_);
+    CpuStages rounded(context_, rounded_->state(), rounded_act_);
     auto& gpu = static_cast<cuda::CudaStages&>(gpu_->state().backend->stages(context_));
     gpu.set_graphs(false);
     const RowRange rows{0, static_cast<std::int64_t>(tokens.size())};
     cpu.begin({&cpu_run, 1});
+    rounded.begin({&rounded_run, 1});
     gpu.begin({&gpu_run, 1});
     const std::int64_t values = rows.count * cpu_->info().hidden;
-    note(errors.embedding, residual(values), residual(gpu, values));
+    note(errors.embedding, residual(act_, values), residual(rounded_act_, values),
+         residual(gpu, values));
     for (std::size_t layer = 0; layer < settings_.size(); ++layer) {
-      const auto both = [&](double& error, const auto& stage) {
-        const std::vector<float> before = residual(values);
+      const auto all = [&](StageError& error, const auto& stage) {
+        const std::vector<float> before = residual(act_, values);
+        std::ranges::copy(before, rounded_act_.hidden.data());
         send(before, gpu);
         stage();
-        note(error, change(before, residual(values)), change(before, residual(gpu, values)));
+        note(error, change(before, residual(act_, values)),
+             change(before, residual(rounded_act_, values)), change(before, residual(gpu, values)));
       };
-      both(errors.attention, [&] {
-        cpu.entries(layer, rows);
-        gpu.entries(layer, rows);
-        cpu.attend(layer, rows);
-        gpu.attend(layer, rows);
+      all(errors.attention, [&] {
+        for (Stages* stages : {static_cast<Stages*>(&cpu), static_cast<Stages*>(&rounded),
+                               static_cast<Stages*>(&gpu)}) {
+          stages->entries(layer, rows);
+          stages->attend(layer, rows);
+        }
       });
-      both(errors.feed_forward, [&] {
+      all(errors.feed_forward, [&] {
+        rounded.feed_forward(layer, rows);
         cpu.feed_forward(layer, rows);
         if (!cpu_->state().weights.layers[layer].experts.empty())
           force(gpu, layer, rows.count, errors);
@@ -96,23 +111,33 @@ class ModelPair {
     const std::int64_t width = cpu_->info().vocabulary;
     const float* const expected = cpu.logits({&rows, 1});
     std::vector<float> wanted(expected, expected + rows.count * width);
-    if (rows.count > 1) send(residual(values), gpu);
+    std::ranges::copy(residual(act_, values), rounded_act_.hidden.data());
+    if (rows.count > 1) send(residual(act_, values), gpu);
+    const float* const near = rounded.logits({&rows, 1});
     const float* const got = gpu.logits({&rows, 1});
-    note(errors.logits, wanted, std::vector<float>(got, got + rows.count * width));
-    host_->step_commit();
-    device_->step_commit();
+    note(errors.logits, wanted, std::vector<float>(near, near + rows.count * width),
+         std::vector<float>(got, got + rows.count * width));
+    for (const auto& caches : {host_.get(), rounded_host_.get(), device_.get()}) {
+      caches->step_commit();
+    }
   }
 
  private:
   void open(std::int64_t rope_length) {
-    std::vector<LayerSpec> specs;
-    for (const Settings& layer : settings_) specs.push_back(layer_spec(*cpu_, layer, rope_length));
-    host_ = cpu_->state().backend->caches_open(specs);
-    device_ = gpu_->state().backend->caches_open(specs);
+    const auto caches = [&](const Model& model) {
+      std::vector<LayerSpec> specs;
+      for (const Settings& layer : settings_) {
+        specs.push_back(layer_spec(model, layer, rope_length));
+      }
+      return model.state().backend->caches_open(specs);
+    };
+    host_ = caches(*cpu_);
+    rounded_host_ = caches(*rounded_);
+    device_ = caches(*gpu_);
   }
 
-  std::vector<float> residual(std::int64_t values) {
-    return {act_.hidden.data(), act_.hidden.data() + values};
+  static std::vector<float> residual(Activations& act, std::int64_t values) {
+    return {act.hidden.data(), act.hidden.data() + values};
   }
   static std::vector<float> residual(const cuda::CudaStages& gpu, std::int64_t values) {
     std::vector<float> result(static_cast<std::size_t>(values));
@@ -132,9 +157,10 @@ class ModelPair {
     for (std::size_t i = 0; i < after.size(); ++i) after[i] -= before[i];
     return after;
   }
-  static void note(double& error, const std::vector<float>& expected,
-                   const std::vector<float>& actual) {
-    error = std::max(error, stage_error(expected, actual));
+  static void note(StageError& error, const std::vector<float>& expected,
+                   const std::vector<float>& rounded, const std::vector<float>& gpu) {
+    error.rounding = std::max(error.rounding, stage_error(expected, rounded));
+    error.gpu = std::max(error.gpu, stage_error(expected, gpu));
   }
 
   /// The CPU's experts for the GPU's rows; counts where the GPU would have chosen others.
@@ -166,11 +192,11 @@ class ModelPair {
     gpu.set_experts({forced_.data(), nullptr});
   }
 
-  std::shared_ptr<const Model> cpu_, gpu_;
+  std::shared_ptr<const Model> cpu_, rounded_, gpu_;
   std::vector<Settings> settings_;
   Context context_{2};
-  Activations act_;
-  std::unique_ptr<SequenceCaches> host_, device_;
+  Activations act_, rounded_act_;
+  std::unique_ptr<SequenceCaches> host_, rounded_host_, device_;
   DeviceArray<int> forced_;
 };
 

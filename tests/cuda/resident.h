@@ -12,6 +12,7 @@
 #include "attention/settings_kind.h"
 #include "cuda/layer_path.h"
 #include "models/cuda/device_caches.h"
+#include "ops/cuda/rows.h"
 
 namespace lca::test {
 
@@ -49,6 +50,20 @@ class Resident {
   }
   ~Resident() {
     for (const auto& [key, graph] : graphs_) cudaGraphExecDestroy(graph.exec);
+  }
+
+  /// Steps from now on read up-projections as thin products do.
+  void turn() {
+    for (std::size_t i = 0; i < specs_.size(); ++i) {
+      const AttentionShape& shape = specs_[i].shape;
+      const bf16* const w_uk = weights_up(layers_[i].weights().w_uk);
+      weights_.emplace_back(static_cast<std::size_t>(shape.heads * shape.d_nope * shape.d_latent) *
+                            sizeof(bf16));
+      cuda::matrices_turn(w_uk, shape.heads, shape.d_nope, shape.d_latent,
+                          weights_.back().as<bf16>(), stream_.queue());
+      turned_.push_back(weights_.back().as<bf16>());
+    }
+    stream_.wait();
   }
 
   std::span<const LayerSpec> specs() const { return specs_; }
@@ -324,8 +339,9 @@ class Resident {
     store.views_gather(graph.table.as<cuda::StepRow>(), graph.batch,
                        graph.views.as<cuda::SessionView>(), stream_.queue());
     for (std::size_t l = 0; l < specs_.size(); ++l) {
-      cuda::step_run(stores_->view(store, static_cast<int>(l)), graph.plans[l], graph.spaces[l],
-                     products_.space(), stream_.queue());
+      cuda::LayerView view = stores_->view(store, static_cast<int>(l));
+      if (!turned_.empty()) view.w_uk_turned = turned_[l];
+      cuda::step_run(view, graph.plans[l], graph.spaces[l], products_.space(), stream_.queue());
     }
   }
 
@@ -366,6 +382,7 @@ class Resident {
   cuda::Transfer transfer_{stream_};
   TestProducts products_;
   std::vector<Layer> layers_;
+  std::vector<const bf16*> turned_;
   std::vector<cuda::Buffer> weights_;
   cuda::Kernels kernels_ = cuda::Kernels::fast;
   cuda::Buffer chunk_memory_;

@@ -27,8 +27,8 @@ Settings calls_settings() {
 /// Chunks, then one captured step replayed, then a chunk and the same graph again; everything
 /// against the reference.
 void expect_replays_right(const AttentionShape& shape, cuda::Kernels kernels, HeadReduce reduce,
-                          std::uint64_t seed, Tally& tally,
-                          Positions positions = Positions::token) {
+                          std::uint64_t seed, Tally& tally, Positions positions = Positions::token,
+                          bool turned_weights = false) {
   Random random(seed);
   Settings settings = calls_settings();
   settings.head_reduce = reduce;
@@ -36,6 +36,7 @@ void expect_replays_right(const AttentionShape& shape, cuda::Kernels kernels, He
   LayerSpec spec = spec_of(shape, settings);
   if (positions == Positions::entry) spec.rotation = random_rotation(random, shape.d_positional());
   Resident model({spec, spec}, random, {.sequences = 4, .longest = 400, .poison = true}, kernels);
+  if (turned_weights) model.turn();
 
   constexpr std::int64_t kFirst = 40, kSteps = 230, kSecond = 25, kMore = 20;
   constexpr std::int64_t kAll = kFirst + kSteps + kSecond + kMore;
@@ -85,6 +86,22 @@ TEST(CudaCalls, OneCapturedStepFollowsEntryPositions) {
       if (HasFailure()) return;
     }
   }
+  finish(tally);
+}
+
+TEST(CudaCalls, OneCapturedStepMayReadTurnedWeights) {
+  LCA_NEEDS_GPU();
+  Tally tally{.tolerance = 7e-3};
+  std::uint64_t seed = 9070;
+  for (const AttentionShape& shape :
+       {AttentionShape::mla(3, 128, 64, 512, 128), AttentionShape::mla(16, 128, 64, 512, 128),
+        AttentionShape::mla(3, 64, 32, 256, 64), AttentionShape::mla(4, 16, 8, 40, 24)}) {
+    expect_replays_right(shape, cuda::Kernels::fast, HeadReduce::mean, ++seed, tally,
+                         Positions::token, true);
+    if (HasFailure()) return;
+  }
+  expect_replays_right(AttentionShape::mla(4, 64, 8, 64, 64), cuda::Kernels::fast, HeadReduce::max,
+                       ++seed, tally, Positions::token, true);
   finish(tally);
 }
 

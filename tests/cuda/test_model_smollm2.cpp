@@ -43,7 +43,7 @@ std::vector<std::int32_t> text_tokens() {
 }
 
 double surprise(const float* row, std::int64_t vocabulary, std::int32_t token) {
-  const double highest = *std::max_element(row, row + vocabulary);
+  const float highest = *std::max_element(row, row + vocabulary);
   double sum = 0;
   for (std::int64_t c = 0; c < vocabulary; ++c) sum += std::exp(row[c] - highest);
   return highest + std::log(sum) - row[token];
@@ -127,10 +127,11 @@ void expect_reads_alike(const std::string& adapter) {
   const auto cpu = smollm2_on("cpu", Precision::f32, adapter);
   const auto gpu = smollm2_on("cuda", Precision::bf16, adapter);
   for (const auto& [name, settings] : smollm2_settings()) {
-    const double exact = text_nll(cpu, settings, 2000, 2001, 0);
-    const double whole = text_nll(gpu, settings, 2000, 2001, 0);
-    const double chunks = text_nll(gpu, settings, 2000, 2001, 333);
-    const double decoded = text_nll(gpu, settings, 1500, 2001, 512);
+    constexpr std::size_t kPrompt = 1000, kDecoded = 200;
+    const double exact = text_nll(cpu, settings, kPrompt, kPrompt + 1, 0);
+    const double whole = text_nll(gpu, settings, kPrompt, kPrompt + 1, 0);
+    const double chunks = text_nll(gpu, settings, kPrompt, kPrompt + 1, 333);
+    const double decoded = text_nll(gpu, settings, kPrompt - kDecoded, kPrompt + 1, 512);
     std::printf(
         "%-28s perplexity %.4f on the CPU; GPU %+.3f %% at once, %+.3f %% in chunks, "
         "%+.3f %% decoded\n",

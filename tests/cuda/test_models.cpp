@@ -1,5 +1,5 @@
-// Whole models on the GPU against the CPU, stage by stage: each stage starts from the CPU's own
-// residual stream, so that errors do not add up, and experts are the CPU's.
+// Whole models on the GPU against the CPU in float32, stage by stage: each stage starts from the
+// CPU's own residual stream, so that errors do not add up, and experts are the CPU's.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -11,7 +11,9 @@
 namespace lca::test {
 namespace {
 
-/// What a stage adds to the residual stream, measured as in mechanism §5.
+/// Of what a stage adds to the residual stream, measured as in mechanism §5. Checkpoints other than
+/// the calm ones exaggerate on purpose: where rounding to bf16 costs more on the CPU too, the GPU
+/// may be off by twice that.
 constexpr double kStageTolerance = 1.5e-2;
 
 std::vector<std::string> stage_cases() {
@@ -62,16 +64,23 @@ TEST_P(CudaStagesOf, AddWhatTheCpusAdd) {
     for (std::int64_t i = 37; i < 41; ++i) {
       pair.step(all.subspan(static_cast<std::size_t>(i), 1), rope_length(i + 1), errors);
     }
-    std::printf("%-28s %-20s embedding %.1e attention %.1e feed-forward %.1e logits %.1e",
-                GetParam().c_str(), what, errors.embedding, errors.attention, errors.feed_forward,
-                errors.logits);
+    std::printf("%-28s %-20s GPU (CPU in bf16):", GetParam().c_str(), what);
+    const bool calm = GetParam().starts_with("calm_");
+    for (const auto& [stage, error] :
+         {std::pair<const char*, StageError>{"embedding", errors.embedding},
+          {"attention", errors.attention},
+          {"feed-forward", errors.feed_forward},
+          {"logits", errors.logits}}) {
+      std::printf(" %s %.1e (%.1e)", stage, error.gpu, error.rounding);
+      EXPECT_LE(error.gpu, calm ? kStageTolerance : std::max(kStageTolerance, 2 * error.rounding))
+          << what << ": " << stage;
+    }
     if (errors.rows_routed > 0) {
       std::printf(", other experts in %.1f %% of rows",
                   100.0 * static_cast<double>(errors.rows_elsewhere) /
                       static_cast<double>(errors.rows_routed));
     }
     std::printf("\n");
-    EXPECT_LE(errors.worst(), kStageTolerance) << what;
   }
 }
 

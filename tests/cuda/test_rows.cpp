@@ -334,6 +334,26 @@ TEST(CudaRows, RowsMoveWhereTheyAreSent) {
   }
 }
 
+TEST(CudaRows, MatricesAreTurned) {
+  LCA_NEEDS_GPU();
+  Random random(550);
+  for (const auto& [rows, columns] :
+       {std::pair<std::int64_t, std::int64_t>{128, 512}, {5, 70}, {33, 31}, {1, 1}}) {
+    const std::vector<bf16> x = random_bf16(random, 3 * rows * columns);
+    const DeviceArray<bf16> device_x(x), out(nan_bf16(3 * rows * columns));
+    cuda::matrices_turn(device_x.data(), 3, rows, columns, out.data(), gpu_queue());
+    const std::vector<bf16> got = out.download();
+    for (std::int64_t b = 0; b < 3; ++b) {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t j = 0; j < columns; ++j) {
+          ASSERT_EQ(double_of(got[size_of((b * columns + j) * rows + i)]),
+                    double_of(x[size_of((b * rows + i) * columns + j)]));
+        }
+      }
+    }
+  }
+}
+
 TEST(CudaRows, SwigluAndBiasesMatchTheCpu) {
   LCA_NEEDS_GPU();
   Random random(600);

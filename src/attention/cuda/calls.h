@@ -21,6 +21,8 @@ struct LayerView {
   Kernels kernels = Kernels::fast;
   const bf16* w_uk = nullptr;  ///< MLA [H][d_n][d_c]; GQA null
   const bf16* w_uv = nullptr;  ///< MLA [H][d_v][d_c]; GQA null
+  /// MLA [H][d_c][d_n]: w_uk as steps of few rows read it fastest; or null.
+  const bf16* w_uk_turned = nullptr;
   LayerCache cache;
 
   Layout layout() const { return Layout(spec.settings); }
@@ -175,6 +177,7 @@ struct StepSpace {
   // Scratch.
   bf16* absorbed = nullptr;      ///< MLA [batch][H][d_c + d_r]
   float* summary = nullptr;      ///< MLA [batch][summary_width]
+  float* each = nullptr;         ///< MLA, few rows: [batch][H][d_c + d_r], absorbed in float32
   bf16* latent = nullptr;        ///< MLA [batch][H][d_c]
   void* kernel_space = nullptr;  ///< [plan.workspace_bytes], zero before the first step
 };

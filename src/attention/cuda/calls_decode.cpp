@@ -2,6 +2,7 @@
 
 #include "attention/cuda/calls.h"
 #include "attention/cuda/decode/decode_queries.h"
+#include "ops/cuda/thin.h"
 
 namespace lca::cuda {
 namespace {
@@ -33,8 +34,44 @@ StepSpace carve(const LayerSpec& spec, const DecodePlan& plan, bool float_out,
   space.latent = carver.take<bf16>(batch * heads * shape.d_latent);
   if (spec.settings.method == MethodKind::lca) {
     space.summary = carver.take<float>(batch * summary_width(shape, spec.settings.head_reduce));
+    if (batch <= kThinRows && spec.settings.head_reduce != HeadReduce::max) {
+      space.each = carver.take<float>(batch * heads * (shape.d_latent + shape.d_rope));
+    }
   }
   return space;
+}
+
+/// A step of few rows: absorbed queries by the kernels that stream the weights. Where queries are
+/// summarised they stay in float32, in `each` or as summaries of each head, and step_queries rounds
+/// and adds them. False where there are no such kernels.
+bool queries_absorb_thin(const LayerView& layer, const DecodePlan& plan, const StepSpace& space,
+                         const Queue& queue) {
+  const AttentionShape& shape = layer.spec.shape;
+  const std::int64_t width = shape.d_latent + shape.d_rope;
+  const bool apart = heads_apart(layer);
+  if (layer.w_uk_turned == nullptr || (layer.condenses() && !apart && space.each == nullptr)) {
+    return false;
+  }
+  Thin absorb;
+  absorb.x = space.nope;
+  absorb.w = layer.w_uk_turned;
+  absorb.y_float = layer.condenses();
+  absorb.y = !layer.condenses() ? static_cast<void*>(space.absorbed)
+             : apart            ? space.summary
+                                : space.each;
+  absorb.rows = plan.batch;
+  absorb.columns = static_cast<int>(shape.d_latent);
+  absorb.inner = static_cast<int>(shape.d_nope);
+  absorb.x_stride = shape.heads * shape.d_nope;
+  absorb.w_stride = shape.d_nope;
+  absorb.y_stride = shape.heads * width;
+  absorb.batch = static_cast<int>(shape.heads);
+  absorb.x_batch = shape.d_nope;
+  absorb.w_batch = shape.d_latent * shape.d_nope;
+  absorb.y_batch = width;
+  if (!thin_fits(absorb)) return false;
+  thin_multiply(absorb, queue);
+  return true;
 }
 
 /// Head by head W_ukᵀ q into the latent parts of `absorbed`, or of float summaries of each head.
@@ -76,6 +113,27 @@ void queries_absorb(const LayerView& layer, const DecodePlan& plan, const StepSp
 void values_project(const LayerView& layer, const DecodePlan& plan, const StepSpace& space,
                     const ProductSpace& products, const Queue& queue) {
   const AttentionShape& shape = layer.spec.shape;
+  if (layer.w_uk_turned != nullptr) {
+    Thin thin;
+    thin.x = space.latent;
+    thin.w = layer.w_uv;
+    thin.y_float = space.out_float != nullptr;
+    thin.y = thin.y_float ? static_cast<void*>(space.out_float) : space.out;
+    thin.rows = plan.batch;
+    thin.columns = static_cast<int>(shape.d_value);
+    thin.inner = static_cast<int>(shape.d_latent);
+    thin.x_stride = shape.heads * shape.d_latent;
+    thin.w_stride = shape.d_latent;
+    thin.y_stride = shape.heads * shape.d_value;
+    thin.batch = static_cast<int>(shape.heads);
+    thin.x_batch = shape.d_latent;
+    thin.w_batch = shape.d_value * shape.d_latent;
+    thin.y_batch = shape.d_value;
+    if (thin_fits(thin)) {
+      thin_multiply(thin, queue);
+      return;
+    }
+  }
   Product project;
   project.a = space.latent;
   project.b = layer.w_uv;
@@ -109,7 +167,8 @@ StepSpace step_space(const LayerSpec& spec, const DecodePlan& plan, bool float_o
 void step_run(const LayerView& layer, const DecodePlan& plan, const StepSpace& space,
               const ProductSpace& products, const Queue& queue) {
   const LayerCache& cache = layer.cache;
-  if (layer.mla()) queries_absorb(layer, plan, space, products, queue);
+  const bool thin = layer.mla() && queries_absorb_thin(layer, plan, space, queue);
+  if (layer.mla() && !thin) queries_absorb(layer, plan, space, products, queue);
   StepQueries queries;
   queries.shape = layer.spec.shape;
   queries.reduce = layer.spec.settings.head_reduce;
@@ -120,6 +179,7 @@ void step_run(const LayerView& layer, const DecodePlan& plan, const StepSpace& s
   queries.rope = space.rope;
   queries.absorbed = space.absorbed;
   queries.summary = space.summary;
+  if (thin && layer.condenses() && !heads_apart(layer)) queries.each = space.each;
   queries.recent = cache.recent;
   step_queries(queries, queue);
 

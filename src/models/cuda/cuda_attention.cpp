@@ -84,6 +84,28 @@ std::size_t CudaStages::spaces_prepare(std::size_t index, RowRange rows, void* m
   return used;
 }
 
+void CudaStages::up_projections_turn() {
+  if (shape().form != Form::mla) return;
+  const DeviceScope scope(model_.device);
+  const std::int64_t values = shape().heads * shape().d_nope * shape().d_latent;
+  const std::size_t layers = model_.weights.layers.size();
+  turned_ = Buffer(layers * static_cast<std::size_t>(values) * sizeof(bf16));
+  for (std::size_t i = 0; i < layers; ++i) {
+    matrices_turn(weights(i).w_uk, shape().heads, shape().d_nope, shape().d_latent,
+                  turned_.as<bf16>() + static_cast<std::int64_t>(i) * values,
+                  model_.stream.queue());
+  }
+}
+
+LayerView CudaStages::view(const CacheStore& store, std::size_t layer) const {
+  LayerView made = model_.stores->view(store, static_cast<int>(layer));
+  if (shape().form == Form::mla && model_.kernels == Kernels::fast) {
+    made.w_uk_turned = turned_.as<bf16>() + static_cast<std::int64_t>(layer) * shape().heads *
+                                                shape().d_nope * shape().d_latent;
+  }
+  return made;
+}
+
 /// The first products of normed rows: of queries, of entries, or of both.
 CudaStages::Projected CudaStages::project(std::size_t index, RowRange rows, bool queries,
                                           bool entries) {
@@ -219,12 +241,12 @@ void CudaStages::attend(std::size_t layer, RowRange rows) {
     return;
   }
   for (const Group& group : groups_) {
-    const LayerView view = model_.stores->view(*group.store, static_cast<int>(layer));
+    const LayerView called = view(*group.store, layer);
     if (group.single) {
-      step_run(view, group.plans.at(group.store->kind(static_cast<int>(layer))), group.step,
+      step_run(called, group.plans.at(group.store->kind(static_cast<int>(layer))), group.step,
                model_.product_space(), queue_);
     } else {
-      chunk_run(view, group.chunk, group.space, model_.product_space(), queue_);
+      chunk_run(called, group.chunk, group.space, model_.product_space(), queue_);
     }
   }
   const RowRange all = single_ ? RowRange{0, padded_} : rows;

@@ -114,7 +114,9 @@ void StepGraph::clear() {
   exec_ = nullptr;
 }
 
-CudaStages::CudaStages(CudaModel& model) : model_(model), capture_stream_(model.device) {}
+CudaStages::CudaStages(CudaModel& model) : model_(model), capture_stream_(model.device) {
+  up_projections_turn();
+}
 
 CudaStages::~CudaStages() { capture_abandon(); }
 
@@ -146,7 +148,9 @@ void CudaStages::trim() {
 void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
   if (bytes <= buffer.bytes()) return;
   if (capturing_) fail_internal("a captured step needs memory that was not planned");
-  for (auto& [key, known] : known_) known.graph.clear();
+  if (&buffer == &kernel_space_ || decode_.has(buffer)) {
+    for (auto& [key, known] : known_) known.graph.clear();
+  }
   memory_require(static_cast<double>(bytes) - static_cast<double>(buffer.bytes()),
                  fmt::format("a step of {} tokens", rows_));
   buffer.require(bytes);

@@ -84,6 +84,9 @@ class CudaStages final : public Stages {
   /// addresses of captured steps stay.
   struct Lane {
     Buffer table, held, work, views;
+    bool has(const Buffer& buffer) const {
+      return &buffer == &table || &buffer == &held || &buffer == &work || &buffer == &views;
+    }
     std::size_t bytes() const {
       return table.bytes() + held.bytes() + work.bytes() + views.bytes();
     }
@@ -156,6 +159,8 @@ class CudaStages final : public Stages {
   void place(std::size_t layer, const Projected& from, RowRange rows, RowRange part,
              const Places& to, const std::int32_t* source = nullptr);
   const bf16* attended_rows(RowRange rows);
+  void up_projections_turn();
+  LayerView view(const CacheStore& store, std::size_t layer) const;
   void output(std::size_t layer, const bf16* attended, RowRange rows);
   void waiting_entries(std::size_t layer, RowRange rows);
   const bf16* waiting_attend(std::size_t layer, RowRange rows);
@@ -170,6 +175,7 @@ class CudaStages final : public Stages {
   Event table_copied_;
   Stream capture_stream_;
   std::map<GraphKey, KnownStep> known_;
+  Buffer turned_;  // MLA: w_uk of all layers as steps of few rows read it
 
   // The step at work.
   std::span<const SequenceRun> runs_;

@@ -107,12 +107,11 @@ DeviceMark::~DeviceMark() {
 std::int64_t DeviceMark::position() const { return mark_->length; }
 
 std::size_t DeviceMark::bytes() const {
-  StoreBytes bytes = CacheStore::sequence_bytes(store_->specs(), store_->type(), mark_->length);
-  for (const LayerSpec& spec : store_->specs()) {
-    if (layer_is_dense(spec)) {
-      bytes.exact -= static_cast<std::size_t>(mark_->length * spec.shape.entry_values() * 2);
-    }
-  }
+  std::vector<LayerSpec> kept;  // dense layers are cut back
+  std::ranges::copy_if(store_->specs(), std::back_inserter(kept),
+                       [](const LayerSpec& spec) { return !layer_is_dense(spec); });
+  if (kept.empty()) return 0;
+  const StoreBytes bytes = CacheStore::sequence_bytes(kept, store_->type(), mark_->length);
   return bytes.exact + bytes.queries;
 }
 

@@ -250,6 +250,28 @@ __global__ void __launch_bounds__(kRowThreads)
   for (std::int64_t i = threadIdx.x; i < width; i += kRowThreads) target[i] = source[i];
 }
 
+constexpr int kTurnTile = 32;
+
+__global__ void turn_kernel(const bf16* x, std::int64_t rows, std::int64_t columns, bf16* out) {
+  __shared__ bf16 tile[kTurnTile][kTurnTile + 1];
+  grid_wait();
+  const std::int64_t matrix = blockIdx.z * rows * columns;
+  const std::int64_t first_row = std::int64_t{blockIdx.y} * kTurnTile;
+  const std::int64_t first_column = std::int64_t{blockIdx.x} * kTurnTile;
+  const int lane = threadIdx.x % kTurnTile;
+  for (int i = threadIdx.x / kTurnTile; i < kTurnTile; i += kRowThreads / kTurnTile) {
+    if (first_row + i < rows && first_column + lane < columns) {
+      tile[i][lane] = x[matrix + (first_row + i) * columns + first_column + lane];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x / kTurnTile; i < kTurnTile; i += kRowThreads / kTurnTile) {
+    if (first_column + i < columns && first_row + lane < rows) {
+      out[matrix + (first_column + i) * rows + first_row + lane] = tile[lane][i];
+    }
+  }
+}
+
 // --- feed-forward ------------------------------------------------------------------------------
 
 __device__ __forceinline__ float swiglu_of(float gate, float up) {
@@ -413,6 +435,16 @@ void rows_move(const bf16* x, const std::int32_t* from, std::int64_t rows, std::
   } else {
     launch(move_kernel<bf16>, grid_of(rows), kRowThreads, queue, x, from, width, out, to);
   }
+}
+
+void matrices_turn(const bf16* x, std::int64_t batch, std::int64_t rows, std::int64_t columns,
+                   bf16* out, const Queue& queue) {
+  if (batch == 0 || rows == 0 || columns == 0) return;
+  const auto tiles = [](std::int64_t count) {
+    return grid_of((count + kTurnTile - 1) / kTurnTile);
+  };
+  launch(turn_kernel, dim3(tiles(columns), tiles(rows), grid_of(batch)), kRowThreads, queue, x,
+         rows, columns, out);
 }
 
 void rows_swiglu(const bf16* x, const float* bias, std::int64_t rows, std::int64_t width, bf16* out,

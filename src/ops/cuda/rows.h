@@ -84,6 +84,10 @@ void rows_place(const RowsPlace& job, std::span<const PlacedPart> parts, const Q
 void rows_move(const bf16* x, const std::int32_t* from, std::int64_t rows, std::int64_t width,
                bf16* out, const std::int32_t* to, const Queue& queue);
 
+/// out[b][j][i] = x[b][i][j] for `batch` matrices [rows][columns].
+void matrices_turn(const bf16* x, std::int64_t batch, std::int64_t rows, std::int64_t columns,
+                   bf16* out, const Queue& queue);
+
 /// out[r][i] = silu(gate) · up with gate = x[r][i] + bias[i], up = x[r][width + i] + bias[width +
 /// i].
 void rows_swiglu(const bf16* x, const float* bias, std::int64_t rows, std::int64_t width, bf16* out,

@@ -9,8 +9,9 @@ namespace {
 
 /// Kernels load tiles of 64 rows, of which some may lie behind the last token.
 constexpr std::int64_t kTileSlack = 63;
-/// Rows that get memory together.
+/// Rows get memory by so many.
 constexpr std::int64_t kRowStep = 512;
+std::int64_t row_steps(std::int64_t rows) { return (rows + kRowStep - 1) / kRowStep * kRowStep; }
 
 }  // namespace
 
@@ -22,6 +23,7 @@ ExactBlocks::ExactBlocks(const Device& device, const AttentionShape& shape,
   for (const std::int64_t some : rows) {
     layers_.push_back({block_rows_, some});
     block_rows_ += some;
+    most_rows_ = std::max(most_rows_, some);
   }
   const auto all = static_cast<std::size_t>(block_rows_ * blocks) * sizeof(bf16);
   semantic_ = BackedMemory(device, all * static_cast<std::size_t>(semantic_values_));
@@ -63,8 +65,8 @@ std::int64_t ExactBlocks::tokens_backed(int block) const {
 
 std::size_t ExactBlocks::missing(int block, std::int64_t tokens) const {
   std::size_t bytes = 0;
-  if (tokens <= tokens_backed(block)) return 0;
-  ranges_visit(block, tokens, [&](std::int64_t row, std::int64_t count) {
+  if (std::min(tokens, most_rows_) <= tokens_backed(block)) return 0;
+  ranges_visit(block, row_steps(tokens), [&](std::int64_t row, std::int64_t count) {
     const auto add = [&](const BackedMemory& memory, std::int64_t values) {
       const auto width = static_cast<std::size_t>(values) * sizeof(bf16);
       bytes += memory.missing(static_cast<std::size_t>(row) * width,
@@ -78,8 +80,8 @@ std::size_t ExactBlocks::missing(int block, std::int64_t tokens) const {
 
 void ExactBlocks::require(int block, std::int64_t tokens, const cudaStream_t* poison) {
   std::int64_t& backed = backed_tokens(block);
-  if (layers_.empty() || tokens <= backed) return;
-  tokens = (tokens + kRowStep - 1) / kRowStep * kRowStep;
+  if (std::min(tokens, most_rows_) <= backed) return;
+  tokens = row_steps(tokens);
   // The larger range is held before the smaller one is dropped: nothing in use loses its memory.
   std::vector<std::pair<BackedMemory*, std::pair<std::size_t, std::size_t>>> held;
   const auto hold = [&](BackedMemory& memory, std::int64_t values, std::int64_t row,

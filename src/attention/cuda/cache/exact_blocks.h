@@ -50,6 +50,7 @@ class ExactBlocks {
 
   std::vector<Layer> layers_;
   std::int64_t block_rows_ = 0;
+  std::int64_t most_rows_ = 0;  // of a layer
   std::int64_t blocks_ = 0;
   std::int64_t semantic_values_ = 0, positional_values_ = 0;
   BackedMemory semantic_, positional_;

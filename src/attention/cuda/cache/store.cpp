@@ -299,22 +299,20 @@ std::int32_t CacheStore::table_entry(std::int32_t page) const {
 // --- sizes -------------------------------------------------------------------------------------
 
 std::int64_t CacheStore::groups_fewest(std::int64_t length) const {
-  std::int64_t fewest = std::numeric_limits<std::int64_t>::max();
-  for (const int i : condensing_)
-    fewest = std::min(fewest, Layout(spec(i).settings).groups(length));
-  return condensing_.empty() ? 0 : fewest;
+  if (layouts_.empty()) return 0;
+  std::int64_t fewest = length;
+  for (const Layout& layout : layouts_) fewest = std::min(fewest, layout.groups(length));
+  return fewest;
 }
 
 bool CacheStore::groups_grow(std::int64_t before, std::int64_t after) const {
-  return std::ranges::any_of(condensing_, [&](int i) {
-    const Layout layout(spec(i).settings);
-    return layout.groups(after) > layout.groups(before);
-  });
+  return std::ranges::any_of(
+      layouts_, [&](const Layout& layout) { return layout.groups(after) > layout.groups(before); });
 }
 
 std::int64_t CacheStore::pages_for(std::int64_t length) const {
   std::int64_t most = 0;
-  for (const int i : condensing_) most = std::max(most, Layout(spec(i).settings).groups(length));
+  for (const Layout& layout : layouts_) most = std::max(most, layout.groups(length));
   return (most + kPageRows - 1) / kPageRows;
 }
 

@@ -222,6 +222,7 @@ class CacheStore {
   std::uint64_t id_;
   std::vector<LayerCache> layers_;
   std::vector<int> condensing_;  // layers
+  std::vector<Layout> layouts_;  // theirs, each once
   int pages_each_ = 0;
 
   ExactBlocks window_rows_;                          // by window

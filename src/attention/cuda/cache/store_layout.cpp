@@ -43,7 +43,12 @@ void CacheStore::layers_lay() {
     const LayerSpec& spec = specs_[i];
     const auto same = std::ranges::find(specs_, spec);
     kinds_.push_back(static_cast<int>(same - specs_.begin()));
-    if (layer_condenses(spec)) condensing_.push_back(static_cast<int>(i));
+    if (layer_condenses(spec)) {
+      condensing_.push_back(static_cast<int>(i));
+      if (same == specs_.begin() + static_cast<std::ptrdiff_t>(i)) {
+        layouts_.emplace_back(spec.settings);
+      }
+    }
     LayerCache& layer = layers_[i];
     layer.dense = spec.settings.method == MethodKind::dense;
     layer.ring = ring_rows(spec.settings, limits_.longest);
@@ -77,9 +82,9 @@ void CacheStore::pages_lay() {
   const std::int64_t page_bytes =
       layers * kPageRows * group_bytes(shape, type_, scored ? Mass::score : Mass::none);
   const std::int64_t fit = static_cast<std::int64_t>(device_.memory) / page_bytes + 8;
-  std::int64_t most = std::min<std::int64_t>({fit, kMostPages, kMostRows / (kPageRows * layers),
-                                              pages_for(limits_.longest) * limits_.sequences});
-  most = (most + 7) / 8 * 8;  // page_take shuffles eights
+  // As many as could ever have memory; in eights, which page_take shuffles.
+  const std::int64_t most =
+      std::min<std::int64_t>({fit, kMostPages, kMostRows / (kPageRows * layers)}) / 8 * 8;
   pages_ = Numbers(static_cast<int>(most));
 
   const std::int64_t kv = shape.kv_heads;
@@ -186,11 +191,19 @@ void CacheStore::slots_lay() {
     rows.push_back(layer.exact_each);
     bytes += layer.exact_each * shape.entry_values() * 2;
   }
-  const std::int64_t most =
-      bytes == 0 ? limits_.sequences
-                 : std::clamp<std::int64_t>(kMostDenseBytes / bytes, 1, limits_.sequences);
+  std::int64_t most = bytes == 0
+                          ? limits_.sequences
+                          : std::clamp<std::int64_t>(kMostDenseBytes / bytes, 1, limits_.sequences);
+  while (!rows.empty()) {
+    try {
+      dense_rows_ = ExactBlocks(device_, shape, rows, most);
+      break;
+    } catch (const Error&) {  // fewer addresses than that
+      if (most == 1) throw;
+      most /= 2;
+    }
+  }
   slots_ = Numbers(static_cast<int>(most));
-  dense_rows_ = ExactBlocks(device_, shape, rows, rows.empty() ? 0 : most);
   pages_each_ = static_cast<int>(pages_for(limits_.longest));
   // Whole lines, and one more: a kernel may fetch the entry behind the last.
   tables_.each = (static_cast<std::size_t>(pages_each_) * 4 + 4 + 127) / 128 * 128;
@@ -211,7 +224,7 @@ void CacheStore::slots_lay() {
 
 StoreBytes CacheStore::sequence_bytes(std::span<const LayerSpec> layers, GroupType type,
                                       std::int64_t length) {
-  const StoreLimits limits;
+  const StoreLimits limits{.longest = std::max<std::int64_t>(length, 1)};
   specs_check(layers, limits);
   StoreBytes bytes;
   std::int64_t groups = 0, condensing = 0;

@@ -52,6 +52,22 @@ __device__ void latents_round(const Job& job, int session, int thread, int threa
   }
 }
 
+// Absorbed queries of all heads in float32: rounded one by one, and their sum.
+__device__ void latents_sum(const Job& job, int session, int thread, int threads) {
+  const int width = job.d_latent + job.d_rope;
+  const std::int64_t first = static_cast<std::int64_t>(session) * job.heads * width;
+  for (int i = thread; i < job.d_latent; i += threads) {
+    float sum = 0;
+#pragma unroll 8
+    for (int h = 0; h < job.heads; ++h) {
+      const float value = job.step.each[first + h * width + i];
+      job.step.absorbed[first + h * width + i] = __float2bfloat16(value);
+      sum += value;
+    }
+    job.step.summary[static_cast<std::int64_t>(session) * width + i] = sum;
+  }
+}
+
 __device__ void raw_keep(const Job& job, int session, int thread, int threads) {
   const SessionView& view = job.step.sessions[session];
   const int position = view.length;  // of this step's token
@@ -74,6 +90,7 @@ __global__ void __launch_bounds__(kThreads) step_queries_kernel(const __grid_con
     rope_lay(job, session, thread, threads);
     if (job.apart) latents_round(job, session, thread, threads);
     if (job.step.summarise && !job.apart) rope_sum(job, session, thread, threads);
+    if (job.step.each != nullptr) latents_sum(job, session, thread, threads);
   }
   if (job.step.recent > 0) raw_keep(job, session, thread, threads);
 }

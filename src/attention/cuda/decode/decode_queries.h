@@ -20,6 +20,9 @@ struct StepQueries {
   /// MLA [batch][d_c + d_r], or [batch][H][d_c + d_r] with `max`: the latent part is read where it
   /// is to be rounded, the RoPE part is written.
   float* summary = nullptr;
+  /// MLA [batch][H][d_c + d_r]: latent parts in float32, to be rounded into `absorbed` and added up
+  /// into `summary`; null where both have them.
+  const float* each = nullptr;
   std::int64_t recent = 0;  ///< rows of raw queries: query t goes to row t % recent
 };
 void step_queries(const StepQueries& job, const Queue& queue);
