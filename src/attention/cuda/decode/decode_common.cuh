@@ -47,7 +47,8 @@ struct Shape {
 Shape kernel_shape(const Device& device, const AttentionShape& shape, const Settings& settings);
 
 void launch_mla(const Args& args, const Queue& queue);
-/// Hopper's kernel for wide latents: whether it takes this, in chunks of whole pages.
+/// Hopper's kernel for wide latents: whether it takes this, in chunks of whole pages. `type` is
+/// looked at where there are representatives.
 bool stream_fits(const Device& device, const AttentionShape& shape, MethodKind method,
                  GroupType type);
 void launch_stream(Args args, const Queue& queue);

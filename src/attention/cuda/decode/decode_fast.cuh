@@ -27,8 +27,8 @@
 namespace lca::cuda::decoding {
 
 /// kEntry: positions are those of entries. Queries begin as representatives and sink see them and
-/// become what the window sees when it begins. They are rotated while page numbers are on their
-/// way.
+/// become what the window sees when it begins. Angles are made while page numbers are on their way,
+/// queries are rotated while the first tiles are: no load waits for them.
 template <typename R, bool kQuant, bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
   using Space = Memory<R, kQuant, kEntry>;
@@ -87,13 +87,12 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   };
   loader.pages_fetch(0);
   int far_end = 0;  // of the entries that see the queries rotated; 0: queries are as given
+  Turn turn;
   if constexpr (kEntry) {
     const FarEntries far(at);
     if (at.first < far.end) {
       far_end = far.end;
-      copy_wait<0>();
-      __syncthreads();
-      queries_rotate<R>(args, heads.count, step, far.difference, tid, query_space);
+      turn = turn_of(step, far.difference);
     }
   }
   for (int i = 0; i < args.stages - 1; ++i) tile_issue(i);
@@ -118,6 +117,12 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   typename WarpShare<R>::Queries query;
   copy_wait_for(args.stages - 1);
   __syncthreads();
+  if constexpr (kEntry) {
+    if (far_end > 0) {
+      queries_rotate<R>(args, heads.count, turn, tid, query_space);
+      __syncthreads();
+    }
+  }
   if (tid == 0) length_advance(args, session, at.n);  // under the first tile's load
   queries_read<R>(query_space, half, lane, query);
   if (R::kMla && half == 0) far_end = 0;  // has no positional columns

@@ -275,7 +275,7 @@ CUtensorMap rows_map(const void* data, int width, std::int64_t rows) {
 bool stream_fits(const Device& device, const AttentionShape& shape, MethodKind method,
                  GroupType type) {
   return device.hopper() && shape.form == Form::mla && shape.d_latent == R::kSemantic &&
-         shape.d_rope == R::kPositional && type == GroupType::bf16 && method == MethodKind::lca;
+         shape.d_rope == R::kPositional && (type == GroupType::bf16 || method != MethodKind::lca);
 }
 
 void launch_stream(Args args, const Queue& queue) {
@@ -291,10 +291,13 @@ void launch_stream(Args args, const Queue& queue) {
   const ExactPool& exact = args.step.exact;
   // The number of pages does not matter: only whole ones are read.
   constexpr std::int64_t kAnyRows = std::int64_t{1} << 31;
-  const Maps maps{rows_map(pool.semantic, R::kSemantic, kAnyRows),
-                  rows_map(pool.positional, R::kPositional, kAnyRows),
-                  rows_map(exact.semantic, R::kSemantic, exact.rows),
-                  rows_map(exact.positional, R::kPositional, exact.rows)};
+  const CUtensorMap semantic = rows_map(exact.semantic, R::kSemantic, exact.rows);
+  const CUtensorMap positional = rows_map(exact.positional, R::kPositional, exact.rows);
+  Maps maps{semantic, positional, semantic, positional};
+  if (args.step.settings.method == MethodKind::lca) {  // else there are no pages
+    maps.group_semantic = rows_map(pool.semantic, R::kSemantic, kAnyRows);
+    maps.group_positional = rows_map(pool.positional, R::kPositional, kAnyRows);
+  }
   check(cudaLaunchKernelEx(&config, kernel, args, maps), "a decode step");
 }
 

@@ -102,17 +102,17 @@ __device__ __forceinline__ std::uint64_t query_step(const Args& args, int tid) {
   return pair < args.step.rotation.pairs ? __ldg(args.step.rotation.steps + pair) : 0;
 }
 
-/// With entry positions: rotates the first `count` queries in shared memory, in place.
+/// With entry positions: rotates the first `count` queries in shared memory, in place. `turn` is of
+/// the thread's pair.
 template <typename R>
-__device__ __forceinline__ void queries_rotate(const Args& args, int count, std::uint64_t step,
-                                               int difference, int tid, unsigned char* queries) {
+__device__ __forceinline__ void queries_rotate(const Args& args, int count, const Turn& turn,
+                                               int tid, unsigned char* queries) {
   using Columns = PositionalColumns<R>;
   constexpr int kRowStep = R::kThreads / Columns::kMostPairs;
   const RotationView& rotation = args.step.rotation;
   const int pair = tid % Columns::kMostPairs;
   if (pair >= rotation.pairs) return;
   const int2 channel = pair_channels(rotation, pair);
-  const Turn turn = turn_of(step, difference);
 #pragma unroll
   for (int first = 0; first < R::kRows; first += kRowStep) {
     const int row = first + tid / Columns::kMostPairs;
@@ -242,6 +242,10 @@ __device__ __forceinline__ void tile_scores_entry(const EntryTile& tile, const u
                                                   const unsigned char* near, int warp, int lane,
                                                   int half, float* scores, int& far_end,
                                                   typename WarpShare<R>::Queries& query) {
+  if (tile.groups || far_end == 0) {
+    tile_scores<R>(tile, rows, query, warp, lane, half, scores);
+    return;
+  }
   constexpr int kEntries = WarpShare<R>::kEntries;
   const int first = tile.first + warp % (R::kWarps / 2) * kEntries;
   int from = 0;
