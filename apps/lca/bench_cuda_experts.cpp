@@ -58,8 +58,8 @@ std::string rate_text(double operations, double seconds) {
 }
 
 void print_table(const Report& report, const cuda::ExpertsSetup& setup) {
-  Table table({"rows", "experts hit", "largest", "all", "gate+up", "TFLOP/s", "of cuBLAS", "down",
-               "TFLOP/s", "of cuBLAS", "GB/s", "of copy"});
+  Table table({"rows", "experts hit", "largest", "all", "router", "combine", "gate+up", "TFLOP/s",
+               "of cuBLAS", "down", "TFLOP/s", "of cuBLAS", "GB/s", "of copy"});
   for (const cuda::ExpertsTimed& t : report.rows) {
     const double down = t.operations - t.gate_up_operations;
     const auto share = [&](double operations, double seconds) {
@@ -70,9 +70,10 @@ void print_table(const Report& report, const cuda::ExpertsSetup& setup) {
       return seconds > 0 ? seconds_text(seconds) : std::string("–");
     };
     table.add({length_text(t.rows), count_text(t.hit), fmt::format("{:.2f}", t.largest),
-               seconds_text(t.seconds), time(t.gate_up), rate_text(t.gate_up_operations, t.gate_up),
-               share(t.gate_up_operations, t.gate_up), time(t.down), rate_text(down, t.down),
-               share(down, t.down), fmt::format("{:.0f}", t.bytes / t.seconds / 1e9),
+               seconds_text(t.seconds), time(t.router), time(t.combine), time(t.gate_up),
+               rate_text(t.gate_up_operations, t.gate_up), share(t.gate_up_operations, t.gate_up),
+               time(t.down), rate_text(down, t.down), share(down, t.down),
+               fmt::format("{:.0f}", t.bytes / t.seconds / 1e9),
                fmt::format("{:.3f}", t.bytes / t.seconds / report.copy)});
   }
   std::string text = fmt::format(
@@ -103,6 +104,8 @@ void print_report_json(const Report& report, const cuda::ExpertsSetup& setup) {
                     {"experts_hit", t.hit},
                     {"largest", t.largest},
                     {"seconds", t.seconds},
+                    {"router_seconds", t.router},
+                    {"combine_seconds", t.combine},
                     {"gate_up_seconds", t.gate_up},
                     {"down_seconds", t.down},
                     {"operations", t.operations},

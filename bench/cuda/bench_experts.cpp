@@ -185,6 +185,21 @@ void products_time(const ExpertLayers& layers, const ExpertsSetup& setup, std::i
   constexpr double kBudget = 0.5;
   timed.gate_up = sustained(queue.stream, kBudget, [&] { grouped_sm90(gate_up, shared, queue); });
   timed.down = sustained(queue.stream, kBudget, [&] { grouped_sm90(down, {}, queue); });
+  Combine combine;
+  combine.y = given;
+  combine.place = sorted.place;
+  combine.weights = route.weights;
+  combine.residual = memory.random<float>(rows * shape.hidden);
+  combine.rows = route.rows;
+  combine.hidden = shape.hidden;
+  combine.per_token = setup.per_token;
+  combine.shared = shape.shared;
+  constexpr double kShort = 0.05;
+  timed.combine = sustained(queue.stream, kShort, [&] { route_combine(combine, queue); });
+  timed.router = sustained(queue.stream, kShort, [&] {
+    route_choose(shape.route, route, queue);
+    route_sort(shape.route, shape.shared, route.chosen, route.rows, sorted, queue);
+  });
 }
 
 }  // namespace
@@ -215,6 +230,8 @@ ExpertsTimed bench_experts(const ExpertsSetup& setup, std::int64_t rows) {
       products_time(layers, setup, std::min(rows, kExpertRowsAtOnce), queue, timed);
       const double slices =
           static_cast<double>(rows) / static_cast<double>(std::min(rows, kExpertRowsAtOnce));
+      timed.router *= slices;
+      timed.combine *= slices;
       timed.gate_up *= slices;
       timed.down *= slices;
     }

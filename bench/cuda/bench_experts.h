@@ -20,7 +20,9 @@ struct ExpertsTimed {
   int hit = 0;            ///< experts with rows, shared ones included; mean over layers
   double largest = 0;     ///< rows of the largest, in means
   double seconds = 0;     ///< everything, router and combination included
-  double gate_up = 0;     ///< first product alone; 0: not measured apart
+  double router = 0;      ///< logits, choice, sorting; 0: not measured apart
+  double combine = 0;     ///< adding up what the experts gave
+  double gate_up = 0;     ///< first product alone
   double down = 0;        ///< second product alone
   double operations = 0;  ///< of both products
   double gate_up_operations = 0;

@@ -84,48 +84,81 @@ class ExpertsProblem {
   }
 
   /// Runs it with a workspace of NaN and compares the result.
-  void expect_right(cuda::Kernels kernels, double most = 6e-3) {
+  void expect_right(cuda::Kernels kernels, double most = 6e-3) const {
     SCOPED_TRACE(c_.describe());
-    const cuda::ExpertsShape shape = c_.shape();
-    const cuda::Queue queue = gpu_queue();
-    const DeviceArray<bf16> gate(gate_), up(up_), down(down_), x(x_);
-    const DeviceArray<float> router(router_), bias(bias_), residual(residual_);
-    const DeviceArray<int> forced(forced_);
-    const DeviceArray<bf16> gate_up_all(nan_bf16(shape.gate_up_elements()));
-    const DeviceArray<bf16> down_all(nan_bf16(shape.down_elements()));
-    const std::int64_t size = std::int64_t{c_.width} * c_.hidden;
-    for (int e = 0; e < shape.experts(); ++e) {
-      cuda::expert_store(
-          shape, e,
-          {gate.data() + e * size, up.data() + e * size, down.data() + e * size, c_.width},
-          gate_up_all.data(), down_all.data(), queue);
-    }
-    const std::size_t bytes = cuda::experts_workspace(shape, c_.rows);
-    const cuda::Buffer workspace(bytes + 256);
-    cuda::check(cudaMemset(workspace.as<void>(), 0xff, workspace.bytes()), "poison");
-    DeviceArray<int> chosen(std::vector<int>(static_cast<std::size_t>(c_.rows * c_.per_token), -7));
-    cuda::ExpertsWeights weights;
-    weights.router = router.data();
-    weights.router_bias = bias.data();
-    weights.gate_up = gate_up_all.data();
-    weights.down = down_all.data();
-    cuda::ExpertsCall call;
-    call.x = x.data();
-    call.residual = residual.data();
-    call.rows = c_.rows;
-    call.forced = c_.forced ? forced.data() : nullptr;
-    call.chosen = chosen.data();
-    cuda::experts_run(shape, weights, call, workspace.as<void>(), kernels, queue);
-    const std::vector<float> got = residual.download();
-    const std::vector<int> experts = chosen.download();
-    std::vector<unsigned char> behind(256);
-    cuda::check(cudaMemcpy(behind.data(), workspace.as<unsigned char>() + bytes, 256,
-                           cudaMemcpyDeviceToHost),
-                "reading");
-    EXPECT_TRUE(std::ranges::all_of(behind, [](unsigned char byte) { return byte == 0xff; }))
-        << "the workspace is too small";
-    compare(got, experts, most);
+    const ExpertsOnGpu on_gpu(*this);
+    on_gpu.run(kernels, gpu_queue());
+    compare(on_gpu.residual.download(), on_gpu.chosen.download(), most);
+    on_gpu.expect_workspace_kept();
   }
+
+  /// Weights arranged on the GPU, rows, and a workspace of NaN.
+  struct ExpertsOnGpu {
+    explicit ExpertsOnGpu(const ExpertsProblem& problem)
+        : shape(problem.c_.shape()),
+          rows(problem.c_.rows),
+          forced_used(problem.c_.forced),
+          x(problem.x_),
+          router(problem.router_),
+          bias(problem.bias_),
+          residual(problem.residual_),
+          forced(problem.forced_),
+          chosen(std::vector<int>(problem.forced_.size(), -7)),
+          gate_up(nan_bf16(shape.gate_up_elements())),
+          down(nan_bf16(shape.down_elements())),
+          bytes(cuda::experts_workspace(shape, rows)),
+          workspace(bytes + 256) {
+      const DeviceArray<bf16> gate_from(problem.gate_), up_from(problem.up_),
+          down_from(problem.down_);
+      const std::int64_t size = std::int64_t{shape.width} * shape.hidden;
+      for (int e = 0; e < shape.experts(); ++e) {
+        cuda::expert_store(shape, e,
+                           {gate_from.data() + e * size, up_from.data() + e * size,
+                            down_from.data() + e * size, shape.width},
+                           gate_up.data(), down.data(), gpu_queue());
+      }
+      cuda::check(cudaMemset(workspace.as<void>(), 0xff, workspace.bytes()), "poison");
+      cuda::check(cudaDeviceSynchronize(), "arranging weights");
+    }
+
+    void run(cuda::Kernels kernels, const cuda::Queue& queue) const {
+      cuda::ExpertsWeights weights;
+      weights.router = router.data();
+      weights.router_bias = bias.data();
+      weights.gate_up = gate_up.data();
+      weights.down = down.data();
+      cuda::ExpertsCall call;
+      call.x = x.data();
+      call.residual = residual.data();
+      call.rows = rows;
+      call.forced = forced_used ? forced.data() : nullptr;
+      call.chosen = chosen.data();
+      cuda::experts_run(shape, weights, call, workspace.as<void>(), kernels, queue);
+    }
+
+    void expect_workspace_kept() const {
+      std::vector<unsigned char> behind(256);
+      cuda::check(cudaMemcpy(behind.data(), workspace.as<unsigned char>() + bytes, 256,
+                             cudaMemcpyDeviceToHost),
+                  "reading");
+      EXPECT_TRUE(std::ranges::all_of(behind, [](unsigned char byte) { return byte == 0xff; }))
+          << "the workspace is too small";
+    }
+
+    cuda::ExpertsShape shape;
+    std::int64_t rows;
+    bool forced_used;
+    DeviceArray<bf16> x;
+    DeviceArray<float> router, bias;
+    DeviceArray<float> residual;
+    DeviceArray<int> forced, chosen;
+    DeviceArray<bf16> gate_up, down;
+    std::size_t bytes;
+    cuda::Buffer workspace;
+  };
+
+  const std::vector<bf16>& x() const { return x_; }
+  const std::vector<float>& residual() const { return residual_; }
 
  private:
   static std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }

@@ -22,29 +22,27 @@
 namespace lca::cuda {
 namespace {
 
-constexpr int kFlowStages = 6;
 constexpr int kFlowSizes = 4;  // widths of products
 
-/// Groups: warp groups that multiply.
-template <int Groups>
+/// Groups: warp groups that multiply. Panels: of 64 values in a stage. Rows: most of a tile.
+template <int Groups, int Panels, int Rows, int Stages>
 struct FlowTile {
-  static constexpr int kGroups = Groups;
+  static constexpr int kGroups = Groups, kPanels = Panels, kRows = Rows, kStages = Stages;
   static constexpr int kWeights = 64 * Groups;  // weight rows
-  static constexpr int kRows = 64 * Groups;     // most rows
-  static constexpr int kPanels = 2 / Groups;    // of 64 values in a stage
-  static constexpr int kInner = 64 * kPanels;
+  static constexpr int kInner = 64 * Panels;
   static constexpr int kThreads = 128 * Groups + 32;
-  static constexpr int kPanelBytes = kWeights * 128;  // of weights, and at most of rows
-  /// The widths: 8, 16, 32, 64 or twice that.
-  static constexpr int width(int size) { return 8 * Groups << size; }
+  static constexpr int kWeightsBytes = kWeights * 128;  // of a panel
+  static constexpr int kRowsBytes = Rows * 128;
+  /// Widths of products: the last is Rows.
+  static constexpr int width(int size) { return (Rows >> (kFlowSizes - 1)) << size; }
 };
 
 template <typename T>
 struct FlowShared {
-  alignas(1024) unsigned char weights[kFlowStages][T::kPanels][T::kPanelBytes];
-  alignas(1024) unsigned char rows[kFlowStages][T::kPanels][T::kPanelBytes];
-  LoadBarrier full[kFlowStages];
-  Barrier empty[kFlowStages];
+  alignas(1024) unsigned char weights[T::kStages][T::kPanels][T::kWeightsBytes];
+  alignas(1024) unsigned char rows[T::kStages][T::kPanels][T::kRowsBytes];
+  LoadBarrier full[T::kStages];
+  Barrier empty[T::kStages];
   int works[kTableExperts + 1];
 };
 
@@ -101,7 +99,8 @@ __device__ __forceinline__ void flows_load(const FlowParams& p, const FlowMaps& 
   const int inner_stage = T::kInner;
   Flow flow;
   const auto weights_fetch = [&](const Flow& of, int slot, int k) {
-    shared.full[slot].arrive_and_expect_tx(T::kPanels * (T::kPanelBytes + T::width(of.size) * 128));
+    shared.full[slot].arrive_and_expect_tx(T::kPanels *
+                                           (T::kWeightsBytes + T::width(of.size) * 128));
 #pragma unroll
     for (int i = 0; i < T::kPanels; ++i) {
       box_load(maps.weights, shared.full[slot], shared.weights[slot][i], k + 64 * i,
@@ -121,18 +120,18 @@ __device__ __forceinline__ void flows_load(const FlowParams& p, const FlowMaps& 
   // The first stages: weights now, rows when the kernel ahead has written them.
   Flows<T> early(p, shared);
   int filled = 0;
-  while (filled < kFlowStages && early.next(flow)) {
-    for (int k = 0; k < p.inner && filled < kFlowStages; k += inner_stage) {
+  while (filled < T::kStages && early.next(flow)) {
+    for (int k = 0; k < p.inner && filled < T::kStages; k += inner_stage) {
       weights_fetch(flow, filled++, k);
     }
   }
   grid_wait();
   Flows<T> flows(p, shared);
-  RingPlace<kFlowStages> place;
+  RingPlace<T::kStages> place;
   int stage = 0;
   while (flows.next(flow)) {
     for (int k = 0; k < p.inner; k += inner_stage, ++stage) {
-      if (stage >= kFlowStages) {
+      if (stage >= T::kStages) {
         shared.empty[place.slot].wait(place.phase ^ 1);
         weights_fetch(flow, place.slot, k);
       }
@@ -144,7 +143,7 @@ __device__ __forceinline__ void flows_load(const FlowParams& p, const FlowMaps& 
 
 template <bool Glu, int N, typename T>
 __device__ __forceinline__ void flow_multiply(const FlowParams& p, FlowShared<T>& shared,
-                                              const Flow& flow, RingPlace<kFlowStages>& place) {
+                                              const Flow& flow, RingPlace<T::kStages>& place) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;  // of all groups
   const std::uint32_t weights = shared_address(shared.weights) / 16 + warp / 4 * (64 * 128 / 16);
   const std::uint32_t rows = shared_address(shared.rows) / 16;
@@ -158,8 +157,9 @@ __device__ __forceinline__ void flow_multiply(const FlowParams& p, FlowShared<T>
     for (int i = 0; i < T::kInner; i += 16) {
       const int panel = i / 64, inside = i % 64 * 2;
       product_shared<N>(
-          sum, descriptor<128>(weights + (s * T::kPanels + panel) * (T::kPanelBytes / 16), inside),
-          descriptor<128>(rows + (s * T::kPanels + panel) * (T::kPanelBytes / 16), inside),
+          sum,
+          descriptor<128>(weights + (s * T::kPanels + panel) * (T::kWeightsBytes / 16), inside),
+          descriptor<128>(rows + (s * T::kPanels + panel) * (T::kRowsBytes / 16), inside),
           k + i > 0);
     }
     cute::warpgroup_commit_batch();
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   auto& shared = *reinterpret_cast<FlowShared<T>*>(
       (reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kFlowStages; ++s) {
+    for (int s = 0; s < T::kStages; ++s) {
       shared.full[s].init(1);
       shared.empty[s].init(4 * T::kGroups);  // warps
     }
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   grid_wait();  // results go where the kernel ahead may still be reading
   grid_release();
   Flows<T> flows(p, shared);
-  RingPlace<kFlowStages> place;
+  RingPlace<T::kStages> place;
   Flow flow;
   while (flows.next(flow)) {
     switch (flow.size) {
@@ -277,12 +277,18 @@ int flow_tuning = 0;
 
 void grouped_stream_sm90(const Grouped& grouped, const GroupedRows& rows, const Queue& queue) {
   if (grouped.sorted_rows == 0) return;
+  using Small = FlowTile<1, 2, 64, 6>;
+  using Wide = FlowTile<2, 1, 128, 6>;
+  using Long = FlowTile<2, 2, 64, 4>;
   if (flow_tuning == 1) {
-    grouped.glu ? flow_launch<true, FlowTile<1>>(grouped, rows, queue)
-                : flow_launch<false, FlowTile<1>>(grouped, rows, queue);
+    grouped.glu ? flow_launch<true, Small>(grouped, rows, queue)
+                : flow_launch<false, Small>(grouped, rows, queue);
+  } else if (flow_tuning == 0) {
+    grouped.glu ? flow_launch<true, Wide>(grouped, rows, queue)
+                : flow_launch<false, Wide>(grouped, rows, queue);
   } else {
-    grouped.glu ? flow_launch<true, FlowTile<2>>(grouped, rows, queue)
-                : flow_launch<false, FlowTile<2>>(grouped, rows, queue);
+    grouped.glu ? flow_launch<true, Long>(grouped, rows, queue)
+                : flow_launch<false, Long>(grouped, rows, queue);
   }
 }
 

@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(32 * kFewRouteWarps)
   const bool aligned = hidden % 4 == 0;
   const int whole = hidden / 4 * 4;
   float sum[kFewRouteRows] = {};
+  grid_release();
   grid_wait();
 #pragma unroll 4
   for (int k = 4 * lane; k < whole; k += 128) {
@@ -191,6 +192,7 @@ __global__ void __launch_bounds__(32 * kChooseWarps)
   const int warp = threadIdx.x / 32;
   const int row = blockIdx.x * kChooseWarps + warp;
   if (row >= rows) return;
+  grid_release();
   grid_wait();
   const std::int64_t out = std::int64_t{row} * rule.per_token;
   row_choose(rule, logits + std::int64_t{row} * rule.experts,
@@ -233,6 +235,7 @@ __global__ void __launch_bounds__(kSortThreads)
   const int expert = blockIdx.x;
   const int visits = per_token + shared;
   const int count = rows * per_token;
+  grid_release();
   grid_wait();
   if (expert >= experts) {  // a shared one, and behind the last the end
     const int begin = count + (expert - experts) * rows;
