@@ -15,13 +15,9 @@
 namespace lca {
 namespace {
 
-/// Long enough for products to run at full rate, short enough to stay in cache and to keep the
-/// feed-forward's activations small.
-constexpr std::int64_t kTunedChunk = 1024;
-
-std::int64_t chunk_rows(const SessionOptions& options) {
+std::int64_t chunk_rows(const Model& model, const SessionOptions& options) {
   if (options.chunk < 0) fail_input("chunk must be 0 or more, not {}", options.chunk);
-  return options.chunk == 0 ? kTunedChunk : options.chunk;
+  return options.chunk == 0 ? model.state().backend->chunk_rows() : options.chunk;
 }
 
 const LogitsSink* sink_of(const LogitsSink& sink) { return sink ? &sink : nullptr; }
@@ -94,10 +90,12 @@ bool Session::State::rotates_as_prompt(std::int64_t count) const {
          rope.frequencies(rope_positions) == rope.frequencies(positions_spanned(count));
 }
 
-void Session::State::check(std::span<const std::int32_t> run) const {
-  if (run.empty()) fail_input("a prompt needs at least one token");
-  const std::int64_t vocabulary = model->info().vocabulary;
-  for (const std::int32_t token : run) {
+void Session::State::check(std::span<const std::int32_t> run) const { tokens_check(*model, run); }
+
+void tokens_check(const Model& model, std::span<const std::int32_t> tokens) {
+  if (tokens.empty()) fail_input("a prompt needs at least one token");
+  const std::int64_t vocabulary = model.info().vocabulary;
+  for (const std::int32_t token : tokens) {
     if (token < 0 || token >= vocabulary) {
       fail_input("token {} is not in the vocabulary of {}", token, vocabulary);
     }
@@ -109,7 +107,7 @@ Session::Session(std::shared_ptr<const Model> model, Context& context,
   guarded([&] {
     state_ = std::make_unique<State>();
     state_->settings = settings_per_layer(*model, options);
-    state_->chunk = chunk_rows(options);
+    state_->chunk = chunk_rows(*model, options);
     state_->most_marks = options.marks;
     state_->layer_by_layer = waits_for_prompt(state_->settings);
     state_->entry_positions = std::ranges::any_of(state_->settings, [](const Settings& layer) {
@@ -274,7 +272,7 @@ Memory Session::memory() const {
 Memory session_memory(const Model& model, const SessionOptions& options, std::int64_t length,
                       int threads) {
   const std::vector<Settings> settings = settings_per_layer(model, options);
-  const std::int64_t chunk = std::min(chunk_rows(options), length);
+  const std::int64_t chunk = std::min(chunk_rows(model, options), length);
   Memory memory;
   std::size_t attention = 0;
   for (const Settings& layer : settings) {
