@@ -19,7 +19,7 @@ constexpr std::int64_t kSessionsCpu = 64;
 constexpr std::int64_t kSessionsDevice = 512;
 
 /// Beyond it lengths are not added up: no memory holds such a session.
-constexpr std::int64_t kLongest = std::int64_t{1} << 40;
+constexpr std::int64_t kLongestLength = std::int64_t{1} << 40;
 
 EngineOptions options_complete(const Model& model, EngineOptions options) {
   const auto check = [](const char* name, std::int64_t value) {
@@ -97,7 +97,7 @@ void Engine::State::check(const Request& request, RequestNeed& need) const {
 
   std::int64_t length = std::ssize(request.prompt);
   if (session != nullptr && !request.keep_prefix) length += session->length();
-  length += std::min(request.generate.max_tokens, kLongest);
+  length += std::min(request.generate.max_tokens, kLongestLength);
   const SessionOptions wanted = session_options(request);
   need = memory.need(wanted, std::max<std::int64_t>(1, length));
   if (session != nullptr) need.session += session->memory().marks;
@@ -134,14 +134,10 @@ RequestId Engine::submit(Request&& request, RequestCallbacks callbacks) {
 }
 
 bool Engine::cancel(RequestId id) {
-  std::stop_source source(std::nostopstate);
-  {
-    const std::lock_guard lock(state_->mutex);
-    const auto found = state_->live.find(id);
-    if (found == state_->live.end()) return false;
-    source = found->second;
-  }
-  source.request_stop();
+  const std::lock_guard lock(state_->mutex);
+  const auto found = state_->live.find(id);
+  if (found == state_->live.end()) return false;
+  found->second.request_stop();
   return true;
 }
 
