@@ -7,6 +7,7 @@
 #include "interrupt.h"
 #include "machine.h"
 #include "model_flags.h"
+#include "models/precision.h"
 #include "models/weight_packing.h"
 #include "reply.h"
 #include "terminal.h"
@@ -324,7 +325,7 @@ void run(const BenchModelFlags& flags) {
   const ModelReport report = bench.measure();
 
   const std::string method = method_name(options.settings);
-  const char* precision = info.precision == Precision::f32 ? "f32" : "bf16";
+  const std::string_view precision = precision_name(info.precision);
   if (!flags.json) {
     print(fmt::format("{}, {}, {}, {} threads ({})\n{}\n{}", path_printable(info.path), method,
                       precision, threads, machine_name(), settings_line(options.settings),
