@@ -9,6 +9,7 @@
 #include "interrupt.h"
 #include "machine.h"
 #include "model_flags.h"
+#include "models/precision.h"
 #include "models/weight_packing.h"
 #include "reply.h"
 #include "terminal.h"
@@ -195,7 +196,7 @@ void run(const BenchModelFlags& flags) {
   const BenchReport report = bench.measure();
 
   const std::string method = method_name(options.settings);
-  const char* precision = info.precision == Precision::f32 ? "f32" : "bf16";
+  const std::string_view precision = precision_name(info.precision);
   if (!flags.json) {
     const std::string where =
         on_gpu ? fmt::format("{} ({}; cuBLAS sustains {} TFLOP/s)", info.device,

@@ -35,7 +35,7 @@ constexpr const char* kChatExamples =
 constexpr std::string_view kHelp =
     "/stats   length and memory of the conversation\n"
     "/reset   start over\n"
-    "/exit    quit (as does the end of input)\n"
+    "/exit    quit (as do /quit and the end of input)\n"
     "Ctrl-C   ends a reply; at the prompt it quits\n";
 
 struct ChatFlags {

@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "engine/model_home.h"
 #include "formats/adapter.h"
+#include "models/precision.h"
 #include "terminal.h"
 
 #include <unistd.h>
@@ -126,8 +127,7 @@ GroupStorage ModelFlags::groups() const {
 double ModelFlags::skew() const { return number_parse("--skew", skew_.text, 0.01, 1000); }
 
 Precision ModelFlags::precision() const {
-  static constexpr std::string_view kNames[] = {"auto", "f32", "bf16"};
-  return static_cast<Precision>(choice_parse("--precision", precision_.text, kNames));
+  return static_cast<Precision>(choice_parse("--precision", precision_.text, kPrecisionNames));
 }
 
 std::int64_t ModelFlags::chunk() const {

@@ -2,13 +2,13 @@
 /// Reading a prompt and streaming the reply, with progress and final statistics.
 
 #include "arguments.h"
+#include "core/stopwatch.h"
 
 #include <lca/chat.h>
 #include <lca/generate.h>
 #include <lca/model.h>
 #include <lca/session.h>
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,16 +18,6 @@
 #include <vector>
 
 namespace lca::cli {
-
-class Stopwatch {
- public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
 
 /// Throws Error (bad input) if a session of `length` tokens would not fit into memory; `what`
 /// describes it ("a prompt of 6000 tokens and 256 new ones").

@@ -8,6 +8,7 @@
 #include "engine/session_lock.h"
 #include "interrupt.h"
 #include "model_flags.h"
+#include "models/precision.h"
 #include "terminal.h"
 
 #include <fmt/format.h>
@@ -58,10 +59,6 @@ Summed summed(const std::string& path) {
   return sum;
 }
 
-std::string_view precision_text(Precision precision) {
-  return precision == Precision::bf16 ? "bf16" : "f32";
-}
-
 Json session_json(const std::string& path, const Summed& sum) {
   const SessionHead& head = sum.head;
   return {{"path", path},
@@ -82,7 +79,7 @@ Json session_json(const std::string& path, const Summed& sum) {
             {"hidden", head.hidden},
             {"vocabulary", head.vocabulary},
             {"weights", head.weights},
-            {"precision", precision_text(head.precision)},
+            {"precision", precision_name(head.precision)},
             {"cache_type", dtype_name(head.dtype)},
             {"device", head.device},
             {"fingerprint", head.fingerprint}}},
@@ -120,7 +117,7 @@ void inspect(const SessionInspectFlags& flags) {
   line("can be cut to", cuts);
   line("model",
        fmt::format("{}: {}, {} layers of width {}, {} weights, {}", head.model, head.architecture,
-                   head.layers, head.hidden, head.weights, precision_text(head.precision)));
+                   head.layers, head.hidden, head.weights, precision_name(head.precision)));
   line("fingerprint", head.fingerprint);
   line("settings", settings_line(head.settings));
 }
@@ -133,8 +130,7 @@ struct SessionForkFlags {
   bool json = false;
 
   Precision precision_parse() const {
-    static constexpr std::string_view kNames[] = {"auto", "f32", "bf16"};
-    return static_cast<Precision>(choice_parse("--precision", precision.text, kNames));
+    return static_cast<Precision>(choice_parse("--precision", precision.text, kPrecisionNames));
   }
 };
 
@@ -200,9 +196,8 @@ void fork(const SessionForkFlags& flags) {
     try {
       session_cut(record, length, flags.from);
     } catch (const Error& error) {
-      const std::string what = error.what();
-      if (!what.ends_with("read the text again")) throw;
-      fail_input("{} (--model MODEL)", what);
+      if (error.kind() != ErrorKind::incompatible) throw;
+      fail_incompatible("{} (--model MODEL)", error.what());  // with it the text can be read again
     }
     const InterruptShield shield;
     session_write(flags.to, record);

@@ -374,7 +374,7 @@ void session_cut(SessionRecord& record, std::int64_t length, std::string_view na
   }
   const auto mark = marked(kept);
   if (kept < head.truncate_floor && mark == record.marks.end()) {
-    fail_input(
+    fail_incompatible(
         "{}: the exact tokens that a session of {} tokens needs are condensed or dropped: it can "
         "be cut to {} tokens or more, or the model can read the text again",
         path_printable(name), length, std::min(head.length(), head.truncate_floor + 1));

@@ -83,8 +83,8 @@ void session_check_settings(const SessionHead& head, const std::vector<Settings>
 
 /// Cuts a saved session to its first `length` tokens without its model: the last of them becomes
 /// pending, since its logits are not in the file, unless the position is marked. Throws Error
-/// (beginning with `name`) if the caches cannot be cut that far: the model has to read the text
-/// again.
+/// (beginning with `name`) if the caches cannot be cut that far; `incompatible` where the model
+/// could read the text again.
 void session_cut(SessionRecord& record, std::int64_t length, std::string_view name);
 
 /// Rewrites size and checksum, so that fuzzed files pass those checks.

@@ -15,13 +15,10 @@
 #include "engine/session_state.h"
 #include "models/fingerprint.h"
 #include "models/model_state.h"
+#include "models/precision.h"
 
 namespace lca {
 namespace {
-
-std::string_view precision_name(Precision precision) {
-  return precision == Precision::bf16 ? "bf16" : "f32";
-}
 
 SessionHead head_of(const Session& session) {
   const Session::State& state = session.state();

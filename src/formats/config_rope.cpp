@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::array kKinds = {RopeKind::standard, RopeKind::linear,   RopeKind::dynamic,
                                RopeKind::yarn,     RopeKind::longrope, RopeKind::llama3};
-constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kLongestOriginal = std::numeric_limits<std::int32_t>::max();
 
 RopeKind kind_read(const JsonFields& rope) {
   // The newer name of the field is the one that counts where both are there.
@@ -128,8 +128,8 @@ RopeConfig rope_config_from_json(const JsonFields& config, std::int64_t width,
   } else {
     // Some files have the original length outside, where it counts more than inside.
     constexpr std::string_view kOriginal = "original_max_position_embeddings";
-    const std::optional<std::int64_t> outside = config.integer_if(kOriginal, 1, kLongest);
-    const std::optional<std::int64_t> inside = rope->integer_if(kOriginal, 1, kLongest);
+    const std::optional<std::int64_t> outside = config.integer_if(kOriginal, 1, kLongestOriginal);
+    const std::optional<std::int64_t> inside = rope->integer_if(kOriginal, 1, kLongestOriginal);
     result.original_length = outside.value_or(inside.value_or(context));
   }
   kind_fields_read(result, *rope, context);

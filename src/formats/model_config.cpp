@@ -12,7 +12,7 @@ constexpr std::int64_t kWidest = std::int64_t{1} << 20;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
 constexpr std::int64_t kMostHeads = 4096;
 constexpr std::int64_t kMostExperts = 4096;
-constexpr std::int64_t kLongest = 0x7fffffff;
+constexpr std::int64_t kLongestContext = 0x7fffffff;
 constexpr std::int64_t kMostValues = std::int64_t{1} << 48;  ///< of one matrix
 // No model's number is beyond these, and nothing computed from such numbers overflows.
 constexpr double kLeast = 1e-30, kMost = 1e30;
@@ -82,7 +82,7 @@ void Checker::rope(const RopeConfig& rope) const {
   }
   if (rope.mscale_all_dim) number("mscale_all_dim", *rope.mscale_all_dim, 0, kMostFactor);
   if (rope.kind == RopeKind::standard || rope.kind == RopeKind::linear) return;
-  range("original_max_position_embeddings", rope.original_length, 2, kLongest);
+  range("original_max_position_embeddings", rope.original_length, 2, kLongestContext);
   if (rope.kind == RopeKind::dynamic) {
     if (rope.width < 4) fail_input("{}: rope \"dynamic\" needs a rotary width above 2", where_);
     if (rope.factor < 1) fail_input("{}: the rope factor {} is below 1", where_, rope.factor);
@@ -166,7 +166,7 @@ void ModelConfig::validate(std::string_view where) const {
   check.range("the hidden width", hidden, 1, kWidest);
   check.range("the feed-forward width", feed_forward, 1, kWidest);
   check.range("the vocabulary", vocabulary, 1, kMostTokens);
-  check.range("the context", context, 1, kLongest);
+  check.range("the context", context, 1, kLongestContext);
   check.positive("the epsilon of the norms", norm_eps);
   check.positive("the epsilon of the latent norms", latent_norm_eps);
 

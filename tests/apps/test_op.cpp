@@ -84,7 +84,7 @@ TEST(OpCommand, BothBackendsReproduceTheGoldenFiles) {
   ASSERT_GE(files.size(), 40u);
   std::sort(files.begin(), files.end());
   // A scaled run starts the program for some of them; tests/attention computes all without it.
-  const std::size_t step = test_scale() < 1 ? 7 : 1;
+  const std::size_t step = scaled_step(23);
   const ScratchFolder folder;
   for (std::size_t i = 0; i < files.size(); i += step) {
     const std::string name = files[i].filename().string();

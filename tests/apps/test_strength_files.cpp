@@ -99,7 +99,7 @@ class Writing : public testing::Test {
     return {
         {"op", {"op", "attention", golden, out}},
         {"logits", {"logits", model.path(), "--tokens", "1,2,3,4,5,6,7,8", "--out", out}},
-        {"demo", {"demo", "attention", "--max-length", "2K", "--out", out}},
+        {"demo", {"demo", "attention", "--max-length", "1K", "--out", out}},
     };
   }
 

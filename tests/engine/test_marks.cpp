@@ -165,7 +165,8 @@ TEST(Marks, CanBeCutToWithoutTheModel) {
   EXPECT_TRUE(cut.pending().empty());
   EXPECT_EQ(logits_of(cut), there);
   SessionRecord other = session_read(folder / "s");
-  expect_error([&] { session_cut(other, 60, "s"); }, {"condensed or dropped"});
+  expect_error([&] { session_cut(other, 60, "s"); }, {"condensed or dropped"},
+               ErrorKind::incompatible);
 }
 
 // Counts bytes allocated while forks are created and continued.

@@ -434,7 +434,7 @@ TEST_F(SavedFile, ItCanBeCutWithoutItsModel) {
   write_file(path, bytes);
   record = session_read(path);
   expect_error([&] { session_cut(record, floor, path); },
-               {path, "the model can read the text again"});
+               {path, "the model can read the text again"}, ErrorKind::incompatible);
   expect_error([&] { session_cut(record, 46, path); }, {path, "holds 45 tokens"});
   expect_error([&] { session_cut(record, -1, path); }, {path});
 

@@ -6,6 +6,9 @@
 
 #include <lca/error.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -42,6 +45,32 @@ TEST(WeightPacking, EqualsAFileThatWasPackedBefore) {
   EXPECT_LT(logits_error(logits(load("gguf_llama_q4_0", WeightPacking::keep)),
                          logits(load("llama", WeightPacking::q4_0))),
             1e-5);
+}
+
+std::ptrdiff_t threads_running() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
+
+TEST(LoadingThreads, AreAsManyAsAskedForAndDoNotChangeTheModel) {
+  const GoldenModel golden("llama");
+  std::vector<std::vector<float>> found;
+  for (const int threads : {1, 4}) {
+    ModelOptions options;
+    options.path = golden.path();
+    options.weights = WeightPacking::q4_0;
+    options.threads = threads;
+    const std::ptrdiff_t before = threads_running();
+    std::ptrdiff_t most = 0;
+    options.progress = [&](double) { most = std::max(most, threads_running() - before); };
+    found.push_back(logits(Model::load(options)));
+    EXPECT_EQ(most, threads - 1);
+  }
+  EXPECT_EQ(found[0], found[1]);
+
+  ModelOptions negative;
+  negative.path = golden.path();
+  negative.threads = -1;
+  EXPECT_THROW(Model::load(negative), Error);
 }
 
 TEST(WeightPacking, StaysCloseToTheUnpackedModel) {

@@ -115,6 +115,8 @@ double test_scale() {
   return factor > 0 ? factor : 1;
 }
 
+std::size_t scaled_step(std::size_t step) { return test_scale() < 1 ? step : 1; }
+
 std::int64_t scaled(std::int64_t count) {
   return std::max<std::int64_t>(1, std::llround(static_cast<double>(count) * test_scale()));
 }

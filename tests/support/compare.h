@@ -48,4 +48,7 @@ double test_scale();
 /// `count` times that factor, at least 1.
 std::int64_t scaled(std::int64_t count);
 
+/// The step through a list of cases: 1, or `step` where LCA_TEST_SCALE asks for fewer.
+std::size_t scaled_step(std::size_t step);
+
 }  // namespace lca::test

@@ -23,7 +23,7 @@ constexpr std::string_view kMagic = "GGUF";
 constexpr std::uint32_t kVersion = 3;
 constexpr std::uint64_t kLongestKey = 65535;      // the format's own limits …
 constexpr std::uint64_t kLongestTensorName = 64;  // …
-constexpr std::uint32_t kMostDimensions = 4;
+constexpr std::uint32_t kMostGgufDimensions = 4;
 constexpr std::uint64_t kDefaultAlignment = 32;
 constexpr std::int64_t kLargestAlignment = 1 << 20;
 constexpr std::string_view kAlignmentKey = "general.alignment";
@@ -229,8 +229,8 @@ class PartReader {
     const std::string here = fmt::format("{}: {}", part_.name, what);
     if (tensor.name.empty()) fail_input("{}: a tensor has an empty name", part_.name);
     const auto dimensions = cursor.get<std::uint32_t>(what);
-    if (dimensions < 1 || dimensions > kMostDimensions) {
-      fail_input("{}: has {} dimensions, not 1 to {}", here, dimensions, kMostDimensions);
+    if (dimensions < 1 || dimensions > kMostGgufDimensions) {
+      fail_input("{}: has {} dimensions, not 1 to {}", here, dimensions, kMostGgufDimensions);
     }
     for (std::uint32_t i = 0; i < dimensions; ++i) {
       const auto dim = cursor.get<std::uint64_t>(what);
