@@ -126,10 +126,6 @@ Reply::Reply(Session& session, const Tokenizer& tokenizer, std::span<const std::
   }
 }
 
-double Reply::seconds() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-}
-
 LogitsSink Reply::prompt_sink() {
   if (!options_.prompt_logprobs) return {};
   // The logits of a position predict the next token.
@@ -152,7 +148,7 @@ LogitsSink Reply::prompt_sink() {
 }
 
 void Reply::prompt_read() {
-  prefill_seconds_ = seconds();
+  prefill_seconds_ = watch_.seconds();
   if (options_.resumed) {
     text_.resume(
         std::span(session_.tokens()).subspan(static_cast<std::size_t>(session_.prompt_end())));
@@ -187,7 +183,7 @@ bool Reply::push(std::int32_t token) {
 }
 
 bool Reply::show(std::string_view text) {
-  const double now = seconds();
+  const double now = watch_.seconds();
   if (first_seconds_ == 0) first_seconds_ = now;
   decode_seconds_ = now - first_seconds_;
   GeneratePiece piece;
@@ -227,7 +223,7 @@ Generated Reply::partial() {
   if (std::ssize(result.prompt_logprobs) > result.read_tokens) {
     result.prompt_logprobs.resize(static_cast<std::size_t>(result.read_tokens));
   }
-  result.prefill_seconds = prefill_seconds_ ? *prefill_seconds_ : seconds();
+  result.prefill_seconds = prefill_seconds_ ? *prefill_seconds_ : watch_.seconds();
   result.first_seconds = first_seconds_;
   result.decode_seconds = decode_seconds_;
   return result;

@@ -5,7 +5,6 @@
 #include <lca/generate.h>
 #include <lca/tokenizer.h>
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -13,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/stopwatch.h"
 #include "engine/sampler.h"
 #include "engine/stop.h"
 
@@ -96,7 +96,6 @@ class Reply {
   Generated partial();
 
  private:
-  double seconds() const;
   bool show(std::string_view text);
 
   Session& session_;
@@ -106,7 +105,7 @@ class Reply {
   Sampler sampler_;
   ReplyText text_;
   std::int64_t reused_;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  Stopwatch watch_;
   std::optional<double> prefill_seconds_;
   double first_seconds_ = 0, decode_seconds_ = 0;
   std::vector<float> adjusted_;
