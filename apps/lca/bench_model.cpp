@@ -66,8 +66,8 @@ std::vector<std::int64_t> lengths_parse(std::string_view flag, std::string_view 
   return list;
 }
 
-BenchWanted wanted_parse(const BenchModelFlags& flags) {
-  BenchWanted wanted;
+ModelWanted wanted_parse(const BenchModelFlags& flags) {
+  ModelWanted wanted;
   wanted.prompts = lengths_parse("--prompt", flags.prompt.text, 1, kLongest);
   wanted.depths = lengths_parse("--depths", flags.depths.text, 0, kLongest);
   wanted.batches = lengths_parse("--batch", flags.batch.text, 1, kMostSessions);
@@ -91,15 +91,15 @@ std::string method_name(const std::vector<Settings>& layers) {
   return std::string(method_for(layers.front().method).name());
 }
 
-std::string memory_text(const BenchRow& row) {
+std::string memory_text(const ModelRow& row) {
   return row.device_peak == 0 ? bytes_text(static_cast<double>(row.peak))
                               : bytes_text(static_cast<double>(row.device_peak)) + " GPU";
 }
 
 /// Where the time went, one line for each measurement.
-std::string profile_text(const BenchReport& report) {
+std::string profile_text(const ModelReport& report) {
   std::string text;
-  const auto add = [&](const std::string& what, const BenchRow& row) {
+  const auto add = [&](const std::string& what, const ModelRow& row) {
     if (row.profile.parts.empty()) return;
     double sum = 0;
     for (const StepProfile::Part& part : row.profile.parts) sum += part.seconds;
@@ -115,18 +115,18 @@ std::string profile_text(const BenchReport& report) {
                           number_text(row.profile.expert_largest));
     }
   };
-  for (const BenchRow& row : report.prefill) add("prompt " + length_text(row.length), row);
-  for (const BenchRow& row : report.decode) {
+  for (const ModelRow& row : report.prefill) add("prompt " + length_text(row.length), row);
+  for (const ModelRow& row : report.decode) {
     add(fmt::format("step at {}, batch {}", length_text(row.length), row.batch), row);
   }
   return text.empty() ? text : text + "\n";
 }
 
-std::string table_text(const BenchReport& report) {
+std::string table_text(const ModelReport& report) {
   std::string text;
   if (!report.prefill.empty()) {
     Table table({"prompt", "tokens/s", "mean", "seconds", "cache", "peak memory"});
-    for (const BenchRow& row : report.prefill) {
+    for (const ModelRow& row : report.prefill) {
       table.add({length_text(row.length), number_text(row.times.rate(row.tokens)),
                  number_text(row.times.rate_mean(row.tokens)), number_text(row.times.best),
                  bytes_text(static_cast<double>(row.cache)), memory_text(row)});
@@ -135,7 +135,7 @@ std::string table_text(const BenchReport& report) {
   }
   if (!report.decode.empty()) {
     Table table({"depth", "batch", "tokens/s", "mean", "ms a step", "cache", "peak memory"});
-    for (const BenchRow& row : report.decode) {
+    for (const ModelRow& row : report.decode) {
       const auto steps = static_cast<double>(row.tokens / row.batch);
       table.add({length_text(row.length), fmt::format("{}", row.batch),
                  number_text(row.times.rate(row.tokens)),
@@ -148,7 +148,7 @@ std::string table_text(const BenchReport& report) {
   return text + profile_text(report);
 }
 
-Json row_json(Json json, const BenchRow& row) {
+Json row_json(Json json, const ModelRow& row) {
   json["tokens_per_s"] = row.times.rate(row.tokens);
   json["tokens_per_s_mean"] = row.times.rate_mean(row.tokens);
   json["seconds"] = row.times.best;
@@ -176,7 +176,7 @@ double cublas_rate(const std::string& device) {
 
 void run(const BenchModelFlags& flags) {
   flags.model.check();
-  const BenchWanted wanted = wanted_parse(flags);
+  const ModelWanted wanted = wanted_parse(flags);
 
   const Stopwatch loading;
   const std::shared_ptr<const Model> model = flags.model.load();
@@ -193,7 +193,7 @@ void run(const BenchModelFlags& flags) {
   bench.require_memory();
   ContextWarning warning(info, options.settings, "speed is measured all the same");
   warning.check(bench.longest());
-  const BenchReport report = bench.measure();
+  const ModelReport report = bench.measure();
 
   const std::string method = method_name(options.settings);
   const std::string_view precision = precision_name(info.precision);
@@ -208,12 +208,12 @@ void run(const BenchModelFlags& flags) {
     return;
   }
   Json prefill = Json::array();
-  for (const BenchRow& row : report.prefill) {
+  for (const ModelRow& row : report.prefill) {
     prefill.push_back(row_json({{"tokens", row.length}}, row));
     peak = std::max(peak, row.peak);
   }
   Json decode = Json::array();
-  for (const BenchRow& row : report.decode) {
+  for (const ModelRow& row : report.decode) {
     decode.push_back(row_json({{"depth", row.length}, {"batch", row.batch}}, row));
     peak = std::max(peak, row.peak);
   }

@@ -71,14 +71,14 @@ constexpr std::int64_t kProfileSteps = 4;
 
 }  // namespace
 
-void BenchTimes::add(double seconds) {
+void ModelTimes::add(double seconds) {
   best = count == 0 ? seconds : std::min(best, seconds);
   sum += seconds;
   ++count;
 }
 
 ModelBench::ModelBench(std::shared_ptr<const Model> model, SessionOptions options,
-                       BenchWanted wanted, int threads)
+                       ModelWanted wanted, int threads)
     : model_(std::move(model)),
       options_(std::move(options)),
       wanted_(std::move(wanted)),
@@ -115,7 +115,7 @@ std::int64_t ModelBench::decoded_end(std::int64_t depth) const {
   return depth + 1 + runs * (1 + kProfileSteps + wanted_.repeat * wanted_.generate);
 }
 
-BenchReport ModelBench::measure() {
+ModelReport ModelBench::measure() {
   std::vector<std::int64_t> lengths;  // a prompt is also the context of the depth of its length
   std::ranges::set_union(wanted_.prompts, wanted_.depths, std::back_inserter(lengths));
   for (const std::int64_t length : lengths) {
@@ -132,7 +132,7 @@ BenchReport ModelBench::measure() {
 
 /// Reads a prompt. The time is that of the first token: from ids in the host's memory to its id
 /// there.
-Session ModelBench::session_make(std::int64_t length, BenchTimes* times) {
+Session ModelBench::session_make(std::int64_t length, ModelTimes* times) {
   Session session(model_, context_, options_);
   const std::vector<std::int32_t> tokens = MadeUpTokens(model_->info().vocabulary, 0).next(length);
   const Stopwatch watch;
@@ -148,14 +148,14 @@ void ModelBench::row_begin() {
   cuda::memory_peak_reset();
 }
 
-void ModelBench::row_end(BenchRow& row) {
+void ModelBench::row_end(ModelRow& row) {
   row.peak = peak_memory();
   row.device_peak = cuda::memory_peak();
 }
 
 Session ModelBench::prefill_measure(std::int64_t length) {
   row_begin();
-  BenchRow row{length, 1, length};
+  ModelRow row{length, 1, length};
   std::optional<Session> session;
   for (std::int64_t run = 0; run < wanted_.repeat; ++run) {
     session.reset();
@@ -205,7 +205,7 @@ void ModelBench::decode_measure(std::vector<Session>& sessions, std::int64_t dep
   sessions_complete(sessions, depth, batch);
   DecodeSteps steps(sessions, model_->info().vocabulary);
 
-  BenchRow row{depth, batch, batch * wanted_.generate};
+  ModelRow row{depth, batch, batch * wanted_.generate};
   Progress progress(static_cast<double>(wanted_.repeat * wanted_.generate));
   const std::string label = fmt::format("decoding after {} tokens, batch {}", depth, batch);
   progress.step(label, 0);

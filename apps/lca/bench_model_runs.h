@@ -15,7 +15,7 @@
 namespace lca::cli {
 
 /// What to measure; lists are sorted and without duplicates.
-struct BenchWanted {
+struct ModelWanted {
   std::vector<std::int64_t> prompts, depths, batches;
   std::int64_t generate = 0;
   std::int64_t repeat = 0;
@@ -23,7 +23,7 @@ struct BenchWanted {
 };
 
 /// Seconds of several runs of the same thing.
-struct BenchTimes {
+struct ModelTimes {
   double best = 0;
   double sum = 0;
   std::int64_t count = 0;
@@ -33,11 +33,11 @@ struct BenchTimes {
   double rate_mean(std::int64_t tokens) const { return static_cast<double>(tokens * count) / sum; }
 };
 
-struct BenchRow {
+struct ModelRow {
   std::int64_t length = 0;  ///< of the prompt, or of the context before the first decoded token
   std::int64_t batch = 1;
   std::int64_t tokens = 0;  ///< of one run
-  BenchTimes times{};
+  ModelTimes times{};
   std::size_t cache = 0;            ///< of all sessions
   std::int64_t peak = 0;            ///< resident memory of the program
   std::size_t device_peak = 0;      ///< GPU memory of the program
@@ -45,36 +45,36 @@ struct BenchRow {
   std::int64_t profiled_steps = 0;  ///< that it counts
 };
 
-struct BenchReport {
-  std::vector<BenchRow> prefill, decode;
+struct ModelReport {
+  std::vector<ModelRow> prefill, decode;
 };
 
 /// Runs all measurements on a model.
 class ModelBench {
  public:
-  ModelBench(std::shared_ptr<const Model> model, SessionOptions options, BenchWanted wanted,
+  ModelBench(std::shared_ptr<const Model> model, SessionOptions options, ModelWanted wanted,
              int threads);
 
   /// Throws Error (bad input) if the largest measurement would not fit into memory.
   void require_memory();
   /// Positions of the longest session.
   std::int64_t longest() const;
-  BenchReport measure();
+  ModelReport measure();
 
  private:
   std::int64_t decoded_end(std::int64_t depth) const;
-  Session session_make(std::int64_t length, BenchTimes* times = nullptr);
+  Session session_make(std::int64_t length, ModelTimes* times = nullptr);
   void row_begin();
-  void row_end(BenchRow& row);
+  void row_end(ModelRow& row);
   Session prefill_measure(std::int64_t length);
   void sessions_complete(std::vector<Session>& sessions, std::int64_t depth, std::int64_t batch);
   void decode_measure(std::vector<Session>& sessions, std::int64_t depth, std::int64_t batch);
 
   std::shared_ptr<const Model> model_;
   SessionOptions options_;
-  BenchWanted wanted_;
+  ModelWanted wanted_;
   Context context_;
-  BenchReport report_;
+  ModelReport report_;
   bool on_gpu_ = false;
 };
 
