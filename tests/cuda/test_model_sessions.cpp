@@ -2,6 +2,8 @@
 // move between devices, memory.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -270,6 +272,37 @@ TEST(CudaModelMemory, AThousandSessionsLeaveMemoryWhereItWas) {
   const std::size_t before = used();
   some(1000);
   EXPECT_LE(used(), before + (std::size_t{4} << 20));
+}
+
+TEST(CudaModelMemory, AFullGpuIsOneErrorAndNothingIsLost) {
+  LCA_NEEDS_GPU();
+  const auto model = load_on(GoldenModel("calm_llama"), "cuda");
+  Context context(1);
+  Random random(19);
+  const std::vector<std::int32_t> tokens = random_tokens(random, *model, 8192);
+  Session session(model, context, {.settings = {dense_settings()}, .chunk = 4096});
+  session.prefill(tokens);
+  std::size_t free = 0, all = 0;
+  cuda::check(cudaMemGetInfo(&free, &all), "memory");
+  {
+    const cuda::Buffer hog(free - std::min(free, std::size_t{24} << 20));
+    try {
+      for (int i = 0; i < 200; ++i) session.prefill(tokens);
+      ADD_FAILURE() << "no memory was needed";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::out_of_memory);
+      const std::string text = error.what();
+      EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+      EXPECT_NE(text.find("tokens of this session fit"), std::string::npos) << text;
+      std::printf("%s\n", text.c_str());
+    }
+  }
+  EXPECT_EQ(session.length() % 4096, 0);
+  const std::int64_t before = session.length();
+  session.prefill(tokens);
+  session.decode(tokens[0]);
+  EXPECT_EQ(session.length(), before + 8193);
+  for (const float logit : session.logits()) ASSERT_TRUE(std::isfinite(logit));
 }
 
 TEST(CudaModelMemory, WhatTheGpuCannotRunIsOneError) {

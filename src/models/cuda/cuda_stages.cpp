@@ -159,7 +159,35 @@ void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
   Transfer(model_.stream).fill(buffer.as<void>(), buffer.bytes(), 0);
 }
 
+/// About the longest context that a session can have: its caches and what is free.
+std::int64_t CudaStages::longest_fitting(const SequenceRun& run) const {
+  const CacheStore& store = caches_of(run).store();
+  const auto bytes = [&](std::int64_t length) {
+    return CacheStore::sequence_bytes(store.specs(), store.type(), length).total();
+  };
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
+  const std::size_t budget = bytes(run.first) + free;
+  std::int64_t fits = run.first, exceeds = store.limits().longest + 1;
+  while (exceeds - fits > 1) {
+    const std::int64_t middle = fits + (exceeds - fits) / 2;
+    (bytes(middle) <= budget ? fits : exceeds) = middle;
+  }
+  return fits;
+}
+
 void CudaStages::begin(std::span<const SequenceRun> runs) {
+  try {
+    step_begin(runs);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::out_of_memory || runs.size() != 1) throw;
+    const DeviceScope scope(model_.device);
+    fail_memory("{}; about {} tokens of this session fit now", error.what(),
+                longest_fitting(runs[0]));
+  }
+}
+
+void CudaStages::step_begin(std::span<const SequenceRun> runs) {
   const DeviceScope scope(model_.device);
   const ProfileRange range("lca begin");
   capture_abandon();
