@@ -144,21 +144,6 @@ void CudaStages::trim() {
   bytes_count();
 }
 
-/// At least so many bytes. Captured steps hold the addresses of what they use.
-void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
-  if (bytes <= buffer.bytes()) return;
-  if (capturing_) fail_internal("a captured step needs memory that was not planned");
-  if (&buffer == &kernel_space_ || decode_.has(buffer)) {
-    for (auto& [key, known] : known_) known.graph.clear();
-  }
-  memory_require(static_cast<double>(bytes) - static_cast<double>(buffer.bytes()),
-                 fmt::format("a step of {} tokens", rows_));
-  buffer.require(bytes);
-  bytes_count();
-  // Padding rows are computed from what is there: let it be numbers.
-  Transfer(model_.stream).fill(buffer.as<void>(), buffer.bytes(), 0);
-}
-
 /// About the longest context that a session can have: its caches and what is free.
 std::int64_t CudaStages::longest_fitting(const SequenceRun& run) const {
   const CacheStore& store = caches_of(run).store();
@@ -176,18 +161,36 @@ std::int64_t CudaStages::longest_fitting(const SequenceRun& run) const {
   return fits;
 }
 
-void CudaStages::begin(std::span<const SequenceRun> runs) {
+/// Where memory runs out, the Error also says how long the session can be.
+template <typename Work>
+void CudaStages::with_memory(const Work& work) const {
   try {
-    step_begin(runs);
+    work();
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::out_of_memory || runs.size() != 1) throw;
-    const DeviceScope scope(model_.device);
+    if (error.kind() != ErrorKind::out_of_memory || runs_.size() != 1) throw;
     fail_memory("{}; about {} tokens of this session fit now", error.what(),
-                longest_fitting(runs[0]));
+                longest_fitting(runs_[0]));
   }
 }
 
-void CudaStages::step_begin(std::span<const SequenceRun> runs) {
+/// At least so many bytes. Captured steps hold the addresses of what they use.
+void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
+  if (bytes <= buffer.bytes()) return;
+  if (capturing_) fail_internal("a captured step needs memory that was not planned");
+  if (&buffer == &kernel_space_ || decode_.has(buffer)) {
+    for (auto& [key, known] : known_) known.graph.clear();
+  }
+  with_memory([&] {
+    memory_require(static_cast<double>(bytes) - static_cast<double>(buffer.bytes()),
+                   fmt::format("a step of {} tokens", rows_));
+    buffer.require(bytes);
+  });
+  bytes_count();
+  // Padding rows are computed from what is there: let it be numbers.
+  Transfer(model_.stream).fill(buffer.as<void>(), buffer.bytes(), 0);
+}
+
+void CudaStages::begin(std::span<const SequenceRun> runs) {
   const DeviceScope scope(model_.device);
   const ProfileRange range("lca begin");
   capture_abandon();
@@ -203,7 +206,9 @@ void CudaStages::step_begin(std::span<const SequenceRun> runs) {
   }
   lane_ = single_ ? &decode_ : &prompt_;
   if (known_.size() > kMostSteps) known_.clear();
-  for (const SequenceRun& run : runs) caches_of(run).sequence().prepare(length_of(run));
+  with_memory([&] {
+    for (const SequenceRun& run : runs) caches_of(run).sequence().prepare(length_of(run));
+  });
   groups_make();
   grow(lane_->held, held_bytes(model_, padded_));
   DeviceCarver held(lane_->held.as<void>());

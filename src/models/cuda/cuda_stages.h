@@ -118,8 +118,9 @@ class CudaStages final : public Stages {
   bool last_layer(std::size_t layer) const { return layer + 1 == model_.weights.layers.size(); }
 
   // cuda_stages.cpp
-  void step_begin(std::span<const SequenceRun> runs);
   std::int64_t longest_fitting(const SequenceRun& run) const;
+  template <typename Work>
+  void with_memory(const Work& work) const;
   void groups_make();
   void table_write();
   KnownStep& known_step(const Group& group);
