@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <unistd.h>
@@ -244,6 +245,33 @@ TEST_P(CudaSessions, AStepThatIsCancelledLeavesTheSessionAsItWas) {
     twin.decode(tokens[i]);
     ASSERT_EQ(row_of(session), row_of(twin)) << "at " << i;
   }
+}
+
+TEST_P(CudaSessions, ThreadsTakeTurns) {
+  LCA_NEEDS_GPU();
+  const auto model = load_on(GoldenModel(GetParam()), "cuda");
+  constexpr std::size_t kThreads = 3;
+  Random random(20);
+  std::vector<std::vector<std::int32_t>> texts;
+  std::vector<std::vector<std::vector<float>>> alone(kThreads), together(kThreads);
+  for (std::size_t i = 0; i < kThreads; ++i) texts.push_back(random_tokens(random, *model, 60));
+  const auto talk = [&](std::size_t i, std::vector<std::vector<float>>& rows) {
+    Context context(1);
+    Session session(model, context, {.settings = {small_lca()}});
+    session.prefill(std::span(texts[i]).first(20));
+    for (std::size_t at = 20; at < texts[i].size(); ++at) {
+      session.decode(texts[i][at]);
+      rows.push_back(row_of(session));
+    }
+  };
+  for (std::size_t i = 0; i < kThreads; ++i) talk(i, alone[i]);
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] { talk(i, together[i]); });
+    }
+  }
+  for (std::size_t i = 0; i < kThreads; ++i) EXPECT_EQ(alone[i], together[i]) << "thread " << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CudaSessions, ::testing::ValuesIn(families()),

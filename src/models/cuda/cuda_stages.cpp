@@ -559,7 +559,7 @@ const float* CudaStages::logits(std::span<const RowRange> ranges) {
   for (const RowRange& range : ranges) rows += range.count;
   const std::int64_t width = config().vocabulary;
   auto* const host = static_cast<float*>(
-      results_host_.require(static_cast<std::size_t>(rows * width) * sizeof(float)));
+      results_->require(static_cast<std::size_t>(rows * width) * sizeof(float)));
   const auto bring = [&](std::int64_t from, std::int64_t count, float* to) {
     check(cudaMemcpyAsync(to, logits_ + from * width,
                           static_cast<std::size_t>(count * width) * sizeof(float),
@@ -593,7 +593,7 @@ void CudaStages::picks(std::span<const RowRange> ranges, std::span<std::int32_t>
     rows_argmax(space.logits, rows, config().vocabulary, space.parts, space.picks, queue_);
   }
   const auto bytes = static_cast<std::size_t>(count) * sizeof(std::int32_t);
-  auto* const host = static_cast<std::int32_t*>(results_host_.require(bytes));
+  auto* const host = static_cast<std::int32_t*>(results_->require(bytes));
   check(cudaMemcpyAsync(host, picks_, bytes, cudaMemcpyDeviceToHost, model_.stream),
         "copying tokens from the GPU");
   model_.stream.wait();

@@ -62,6 +62,9 @@ class CudaStages final : public Stages {
   /// itself.
   static std::size_t activation_bytes(const CudaModel& model, std::int64_t rows);
 
+  /// Where the logits of the next step go on the host.
+  void set_results(PinnedMemory& memory) { results_ = &memory; }
+
   /// The residual stream of the step's rows, for tests: [rows][hidden] in
   /// device memory.
   float* hidden(std::int64_t row) const { return hidden_ + row * model_.config.hidden; }
@@ -169,7 +172,8 @@ class CudaStages final : public Stages {
   Lane* lane_ = nullptr;
   Buffer kernel_space_;  // of decode kernels; its counters are zero between calls
   Buffer prompt_rows_;   // entries of a prompt whose groups wait
-  PinnedMemory table_host_, results_host_;
+  PinnedMemory table_host_;
+  PinnedMemory* results_ = nullptr;
   Event table_copied_;
   Stream capture_stream_;
   std::map<GraphKey, KnownStep> known_;
