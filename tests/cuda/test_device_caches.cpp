@@ -271,6 +271,75 @@ TEST(CudaCaches, ACutSequenceGoesOnAsIfItHadNeverBeenLonger) {
   }
 }
 
+/// One sequence, its forks and marks, at random: wherever they have been, every one of them ends
+/// where the reference does.
+TEST(CudaCaches, AnyHistoryLeadsToTheSameSequence) {
+  LCA_NEEDS_GPU();
+  Tally tally{.tolerance = 8e-3};
+  for (const CachesShape& shaped : caches_shapes()) {
+    Random random(9920);
+    Resident model(mixed_specs(shaped.shape), random);
+    constexpr std::int64_t kEnd = 240;
+    struct Branch {
+      Talk talk;
+      std::vector<std::shared_ptr<const SequenceMark>> marks;
+    };
+    std::vector<Branch> branches;
+    branches.push_back({model.talk(40, kEnd, random), {}});
+    for (int i = 0; i < 250; ++i) {
+      Branch& branch =
+          branches[static_cast<std::size_t>(random.integer(0, std::ssize(branches) - 1))];
+      Talk& talk = branch.talk;
+      const std::int64_t left = kEnd - talk.position();
+      const double what = random.unit();
+      if (what < 0.15 && left > 0) {
+        model.chunk(talk, random.integer(1, std::min<std::int64_t>(left, 45)), random.chance(0.8));
+      } else if (what < 0.6 && left > 0) {
+        model.decode(talk, random.integer(1, std::min<std::int64_t>(left, 4)));
+      } else if (what < 0.65 && left > 0) {
+        model.decode(talk, 1, false);
+      } else if (what < 0.75) {
+        branch.marks.push_back(talk.caches->mark());
+      } else if (what < 0.83 && !branch.marks.empty()) {
+        const auto at = static_cast<std::size_t>(random.integer(0, std::ssize(branch.marks) - 1));
+        talk.caches->rewind(*branch.marks[at]);
+        talk.back_to(branch.marks[at]->position());
+        const std::int64_t position = talk.position();
+        std::erase_if(branch.marks, [&](const auto& m) { return m->position() > position; });
+      } else if (what < 0.88) {
+        const std::int64_t floor = talk.caches->truncate_floor();
+        const std::int64_t to = random.integer(floor, talk.position());
+        talk.caches->truncate(to);
+        talk.back_to(to);
+        std::erase_if(branch.marks, [&](const auto& m) { return m->position() > to; });
+      } else if (what < 0.94 && branches.size() < 6) {
+        Branch fork{{nullptr, talk.paths}, branch.marks};
+        if (!branch.marks.empty() && random.chance(0.5)) {
+          fork.talk.caches = device_caches(talk.caches->fork_at(*branch.marks.back()));
+          fork.talk.back_to(branch.marks.back()->position());
+          const std::int64_t position = fork.talk.position();
+          std::erase_if(fork.marks, [&](const auto& m) { return m->position() > position; });
+        } else {
+          fork.talk.caches = device_caches(talk.caches->fork());
+        }
+        branches.push_back(std::move(fork));
+      } else if (what < 0.97) {
+        talk.caches = std::make_unique<cuda::DeviceCaches>(model.stores(), talk.caches->to_host());
+        branch.marks.clear();
+      } else if (branches.size() > 2) {
+        branches.erase(branches.begin());
+      }
+    }
+    for (std::size_t i = 0; i < branches.size(); ++i) {
+      Talk& talk = branches[i].talk;
+      while (talk.position() < kEnd) model.decode(talk);
+      model.check(talk, fmt::format("{} branch {}", shaped.name, i), tally);
+    }
+    if (HasFailure()) return;
+  }
+  finish(tally);
+}
+
 TEST(CudaCaches, RandomContentsAreFiniteAndEachSequencesOwn) {
   LCA_NEEDS_GPU();
   for (const cuda::GroupType type : {cuda::GroupType::bf16, cuda::GroupType::fp8}) {
