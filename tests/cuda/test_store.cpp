@@ -114,6 +114,63 @@ TEST(CudaStore, ASequenceCostsWhatItHolds) {
   }
 }
 
+TEST(CudaStore, HundredsOfLongSequencesFit) {
+  LCA_NEEDS_GPU();
+  constexpr int kMany = 400;
+  constexpr std::int64_t kLong = 131072;
+  const std::vector<LayerSpec> specs = lite_specs();
+  const auto planned = static_cast<double>(
+      cuda::CacheStore::sequence_bytes(specs, cuda::GroupType::bf16, kLong).total());
+  if (static_cast<double>(memory_free()) < 1.01 * kMany * planned) {
+    GTEST_SKIP() << "needs " << 1.01 * kMany * planned / kGiB << " GiB of GPU memory";
+  }
+  const cuda::Stream stream(gpu());
+  auto store = std::make_shared<cuda::CacheStore>(
+      gpu(), specs, cuda::GroupType::bf16, cuda::StoreLimits{.sequences = 1024, .longest = 1 << 20},
+      stream);
+  const std::size_t empty = memory_free();
+  std::vector<std::unique_ptr<cuda::CacheSequence>> open;
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < kMany; ++i) {
+    open.push_back(std::make_unique<cuda::CacheSequence>(store));
+    open.back()->replace(kLong, 0);
+  }
+  const auto taken = static_cast<double>(empty - memory_free());
+  fmt::print("{} sequences of 128K: {:.2f} GiB, {:.4f} each; {:.2f} s to open\n", kMany,
+             taken / kGiB, taken / kMany / kGiB, seconds_since(start));
+  EXPECT_LE(taken, 1.005 * kMany * planned);
+}
+
+TEST(CudaStore, SequencesThatComeAndGoLeaveFewHoles) {
+  LCA_NEEDS_GPU();
+  Random random(9350);
+  const std::vector<LayerSpec> specs = lite_specs();
+  const cuda::Stream stream(gpu());
+  auto store = std::make_shared<cuda::CacheStore>(
+      gpu(), specs, cuda::GroupType::bf16, cuda::StoreLimits{.sequences = 1024, .longest = 1 << 20},
+      stream);
+  std::vector<std::unique_ptr<cuda::CacheSequence>> open;
+  const auto one_more = [&] {
+    open.push_back(std::make_unique<cuda::CacheSequence>(store));
+    open.back()->replace(random.integer(2000, 60000), 0);
+  };
+  for (int i = 0; i < 24; ++i) one_more();
+  double worst = 0;
+  for (int i = 0; i < 100; ++i) {
+    const auto which = static_cast<std::size_t>(random.integer(0, 23));
+    open.erase(open.begin() + static_cast<std::ptrdiff_t>(which));
+    one_more();
+    double planned = 0;
+    for (const auto& sequence : open) {
+      planned += static_cast<double>(
+          cuda::CacheStore::sequence_bytes(specs, store->type(), sequence->length()).total());
+    }
+    worst = std::max(worst, static_cast<double>(store->backed().total()) / planned);
+  }
+  fmt::print("at most {:.3f} of what sequences need, spare windows included\n", worst);
+  EXPECT_LE(worst, 1.12);
+}
+
 TEST(CudaStore, DenseCachesGetMemoryAsTheyFill) {
   LCA_NEEDS_GPU();
   const cuda::Stream stream(gpu());
