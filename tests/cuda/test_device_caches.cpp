@@ -10,42 +10,10 @@
 
 #include "attention/cuda/cache/random_fill.h"
 #include "cuda/resident.h"
+#include "cuda/resident_specs.h"
 
 namespace lca::test {
 namespace {
-
-struct CachesShape {
-  const char* name;
-  AttentionShape shape;
-};
-
-std::vector<CachesShape> caches_shapes() {
-  return {{"mla 512+64", AttentionShape::mla(3, 128, 64, 512, 128)},
-          {"mla 40+8", AttentionShape::mla(4, 16, 8, 40, 24)},
-          {"gqa 64", AttentionShape::gqa(6, 2, 64, 64)}};
-}
-
-/// Layers that differ in everything that may: groups, windows, sinks, methods.
-std::vector<LayerSpec> mixed_specs(const AttentionShape& shape) {
-  Settings lca;
-  lca.group = 3;
-  lca.window = 11;
-  lca.sink = 2;
-  lca.summary_queries = 5;
-  Settings scored = lca;
-  scored.group = 2;
-  scored.sink = 0;
-  scored.summary_queries = 9;
-  scored.mass = Mass::score;
-  Settings dense;
-  dense.method = MethodKind::dense;
-  Settings window;
-  window.method = MethodKind::window;
-  window.window = 20;
-  window.sink = 3;
-  return {spec_of(shape, lca), spec_of(shape, dense), spec_of(shape, scored),
-          spec_of(shape, window)};
-}
 
 std::vector<std::vector<std::byte>> saved(const cuda::DeviceCaches& caches) {
   std::vector<std::vector<std::byte>> bytes;
@@ -303,83 +271,73 @@ TEST(CudaCaches, ACutSequenceGoesOnAsIfItHadNeverBeenLonger) {
   }
 }
 
-/// The same turns on the CPU, layer by layer: what a prompt-mode cache holds after several prompts.
-struct CpuTurns {
-  explicit CpuTurns(const Layer& layer, const Path& path)
-      : layer(layer), path(path), cache(layer.spec) {
-    std::fill(this->path.out.begin(), this->path.out.end(), kNan);
-  }
-  void take(std::int64_t count, bool one_by_one) {
-    Context context(1);
-    for (std::int64_t done = 0; done < count;) {
-      const std::int64_t some = one_by_one ? 1 : count;
-      const cuda::HostRun part = path.run(0, some);
-      const Run run{&cache, part.queries, part.entries, part.out, part.lse};
-      method_for(layer.spec.settings.method).forward(context, layer.weights(), {&run, 1});
-      done += some;
-    }
-  }
-
-  const Layer& layer;
-  Path path;
-  Cache cache;
-};
-
-TEST(CudaCaches, PromptsThatWaitForTheirEndComeInChunksAndInTurns) {
+/// One sequence, its forks and marks, at random: wherever they have been, every one of them ends
+/// where the reference does.
+TEST(CudaCaches, AnyHistoryLeadsToTheSameSequence) {
   LCA_NEEDS_GPU();
-  double worst = 0;
+  Tally tally{.tolerance = 8e-3};
   for (const CachesShape& shaped : caches_shapes()) {
-    for (const std::int64_t chunk : {7, 64, 1000}) {
-      Random random(9950);
-      std::vector<LayerSpec> specs = mixed_specs(shaped.shape);
-      for (LayerSpec& spec : specs) {
-        if (spec.settings.method == MethodKind::window) continue;
-        spec.settings.summary = Summary::prompt;
-        // No representative depends on which row is best: near ties do not matter.
-        spec.settings.positional_pool = Pool::weighted;
-      }
-      specs[2].settings.sink = 40;  // a whole first prompt may fit into the sink
-      specs[3].settings.summary = Summary::streaming;
-      Resident model(specs, random);
-      Talk talk = model.talk(1, 330, random);
-      std::vector<CpuTurns> cpu;
-      for (std::size_t l = 0; l < specs.size(); ++l)
-        cpu.emplace_back(model.layer(l), talk.paths[l]);
-      // Prompts shorter and longer than the queries that score, replies in between.
-      for (const auto& [prompt, reply] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-               {30, 5}, {120, 11}, {3, 4}, {60, 30}, {2, 20}}) {
-        model.prompt(talk, prompt + 9, chunk, false);  // rolled back
-        model.prompt(talk, prompt, chunk);
-        model.decode(talk, reply);
-        for (CpuTurns& one : cpu) {
-          one.take(prompt, false);
-          one.take(reply, true);
+    Random random(9920);
+    Resident model(mixed_specs(shaped.shape), random);
+    constexpr std::int64_t kEnd = 240;
+    struct Branch {
+      Talk talk;
+      std::vector<std::shared_ptr<const SequenceMark>> marks;
+    };
+    std::vector<Branch> branches;
+    branches.push_back({model.talk(40, kEnd, random), {}});
+    for (int i = 0; i < 250; ++i) {
+      Branch& branch =
+          branches[static_cast<std::size_t>(random.integer(0, std::ssize(branches) - 1))];
+      Talk& talk = branch.talk;
+      const std::int64_t left = kEnd - talk.position();
+      const double what = random.unit();
+      if (what < 0.15 && left > 0) {
+        model.chunk(talk, random.integer(1, std::min<std::int64_t>(left, 45)), random.chance(0.8));
+      } else if (what < 0.6 && left > 0) {
+        model.decode(talk, random.integer(1, std::min<std::int64_t>(left, 4)));
+      } else if (what < 0.65 && left > 0) {
+        model.decode(talk, 1, false);
+      } else if (what < 0.75) {
+        branch.marks.push_back(talk.caches->mark());
+      } else if (what < 0.83 && !branch.marks.empty()) {
+        const auto at = static_cast<std::size_t>(random.integer(0, std::ssize(branch.marks) - 1));
+        talk.caches->rewind(*branch.marks[at]);
+        talk.back_to(branch.marks[at]->position());
+        const std::int64_t position = talk.position();
+        std::erase_if(branch.marks, [&](const auto& m) { return m->position() > position; });
+      } else if (what < 0.88) {
+        const std::int64_t floor = talk.caches->truncate_floor();
+        const std::int64_t to = random.integer(floor, talk.position());
+        talk.caches->truncate(to);
+        talk.back_to(to);
+        std::erase_if(branch.marks, [&](const auto& m) { return m->position() > to; });
+      } else if (what < 0.94 && branches.size() < 6) {
+        Branch fork{{nullptr, talk.paths}, branch.marks};
+        if (!branch.marks.empty() && random.chance(0.5)) {
+          fork.talk.caches = device_caches(talk.caches->fork_at(*branch.marks.back()));
+          fork.talk.back_to(branch.marks.back()->position());
+          const std::int64_t position = fork.talk.position();
+          std::erase_if(fork.marks, [&](const auto& m) { return m->position() > position; });
+        } else {
+          fork.talk.caches = device_caches(talk.caches->fork());
         }
+        branches.push_back(std::move(fork));
+      } else if (what < 0.97) {
+        talk.caches = std::make_unique<cuda::DeviceCaches>(model.stores(), talk.caches->to_host());
+        branch.marks.clear();
+      } else if (branches.size() > 2) {
+        branches.erase(branches.begin());
       }
-      const std::int64_t length = talk.position();
-      const std::vector<Cache> held = talk.caches->to_host();
-      for (std::size_t l = 0; l < specs.size(); ++l) {
-        const std::string what = fmt::format("{} chunks of {} layer {}", shaped.name, chunk, l);
-        const HostGroups expected(cpu[l].cache), got(held[l]);
-        EXPECT_EQ(got.count, expected.count) << what;
-        const auto near = [&](const char* name, const std::vector<float>& right,
-                              const std::vector<float>& given) {
-          std::string where;
-          const double error = relative_error(right, given, &where);
-          EXPECT_LE(error, 1e-2) << what << ": " << name << " " << where;
-          worst = std::max(worst, error);
-        };
-        near("semantic", expected.semantic, got.semantic);
-        near("positional", expected.positional, got.positional);
-        const auto values =
-            static_cast<std::ptrdiff_t>(length * shaped.shape.heads * shaped.shape.d_value);
-        near("out", std::vector(cpu[l].path.out.begin(), cpu[l].path.out.begin() + values),
-             std::vector(talk.paths[l].out.begin(), talk.paths[l].out.begin() + values));
-      }
-      if (HasFailure()) return;
     }
+    for (std::size_t i = 0; i < branches.size(); ++i) {
+      Talk& talk = branches[i].talk;
+      while (talk.position() < kEnd) model.decode(talk);
+      model.check(talk, fmt::format("{} branch {}", shaped.name, i), tally);
+    }
+    if (HasFailure()) return;
   }
-  fmt::print("largest relative error {:.1e}\n", worst);
+  finish(tally);
 }
 
 TEST(CudaCaches, RandomContentsAreFiniteAndEachSequencesOwn) {

@@ -2,10 +2,13 @@
 // move between devices, memory.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <unistd.h>
@@ -244,6 +247,33 @@ TEST_P(CudaSessions, AStepThatIsCancelledLeavesTheSessionAsItWas) {
   }
 }
 
+TEST_P(CudaSessions, ThreadsTakeTurns) {
+  LCA_NEEDS_GPU();
+  const auto model = load_on(GoldenModel(GetParam()), "cuda");
+  constexpr std::size_t kThreads = 3;
+  Random random(20);
+  std::vector<std::vector<std::int32_t>> texts;
+  std::vector<std::vector<std::vector<float>>> alone(kThreads), together(kThreads);
+  for (std::size_t i = 0; i < kThreads; ++i) texts.push_back(random_tokens(random, *model, 60));
+  const auto talk = [&](std::size_t i, std::vector<std::vector<float>>& rows) {
+    Context context(1);
+    Session session(model, context, {.settings = {small_lca()}});
+    session.prefill(std::span(texts[i]).first(20));
+    for (std::size_t at = 20; at < texts[i].size(); ++at) {
+      session.decode(texts[i][at]);
+      rows.push_back(row_of(session));
+    }
+  };
+  for (std::size_t i = 0; i < kThreads; ++i) talk(i, alone[i]);
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] { talk(i, together[i]); });
+    }
+  }
+  for (std::size_t i = 0; i < kThreads; ++i) EXPECT_EQ(alone[i], together[i]) << "thread " << i;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, CudaSessions, ::testing::ValuesIn(families()),
                          [](const auto& one) { return one.param; });
 
@@ -270,6 +300,37 @@ TEST(CudaModelMemory, AThousandSessionsLeaveMemoryWhereItWas) {
   const std::size_t before = used();
   some(1000);
   EXPECT_LE(used(), before + (std::size_t{4} << 20));
+}
+
+TEST(CudaModelMemory, AFullGpuIsOneErrorAndNothingIsLost) {
+  LCA_NEEDS_GPU();
+  const auto model = load_on(GoldenModel("calm_llama"), "cuda");
+  Context context(1);
+  Random random(19);
+  const std::vector<std::int32_t> tokens = random_tokens(random, *model, 8192);
+  Session session(model, context, {.settings = {dense_settings()}, .chunk = 4096});
+  session.prefill(tokens);
+  std::size_t free = 0, all = 0;
+  cuda::check(cudaMemGetInfo(&free, &all), "memory");
+  {
+    const cuda::Buffer hog(free - std::min(free, std::size_t{24} << 20));
+    try {
+      for (int i = 0; i < 200; ++i) session.prefill(tokens);
+      ADD_FAILURE() << "no memory was needed";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::out_of_memory);
+      const std::string text = error.what();
+      EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+      EXPECT_NE(text.find("tokens of this session fit"), std::string::npos) << text;
+      std::printf("%s\n", text.c_str());
+    }
+  }
+  EXPECT_EQ(session.length() % 4096, 0);
+  const std::int64_t before = session.length();
+  session.prefill(tokens);
+  session.decode(tokens[0]);
+  EXPECT_EQ(session.length(), before + 8193);
+  for (const float logit : session.logits()) ASSERT_TRUE(std::isfinite(logit));
 }
 
 TEST(CudaModelMemory, WhatTheGpuCannotRunIsOneError) {

@@ -21,9 +21,9 @@ struct LayerView {
   Kernels kernels = Kernels::fast;
   const bf16* w_uk = nullptr;  ///< MLA [H][d_n][d_c]; GQA null
   const bf16* w_uv = nullptr;  ///< MLA [H][d_v][d_c]; GQA null
+  LayerCache cache;
   /// MLA [H][d_c][d_n]: w_uk as steps of few rows read it fastest; or null.
   const bf16* w_uk_turned = nullptr;
-  LayerCache cache;
 
   Layout layout() const { return Layout(spec.settings); }
   bool mla() const { return spec.shape.form == Form::mla; }

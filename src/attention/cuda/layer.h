@@ -47,7 +47,7 @@ class Layer {
   ~Layer();
 
   /// A chunk of a prompt for some of the sequences: any lengths, each after what its sequence
-  /// holds. In summary mode `prompt` a run is a whole prompt: nothing may follow but decoding.
+  /// holds. In summary mode `prompt` a run is a whole prompt.
   void prefill(std::span<const HostRun> runs);
   /// One token for every sequence, in order.
   void decode(std::span<const HostRun> runs);

@@ -21,9 +21,11 @@ using namespace cuda;
 constexpr StoreLimits kLimits{.sequences = 2048,
                               .longest = (std::int64_t{1} << 20) + (std::int64_t{1} << 16)};
 
-/// Tells a context what its models hold on the GPU.
+/// What a context has of a model on the GPU: a word on the memory that it holds there, and the
+/// logits of its last step, which other contexts must not overwrite.
 struct CudaHeld final : ContextAttachment {
   std::shared_ptr<const std::atomic<std::size_t>> held;
+  PinnedMemory results;
   std::size_t bytes() const override { return *held; }
 };
 
@@ -72,8 +74,10 @@ class CudaBackend final : public ModelBackend {
     if (told == nullptr || told->held != stages_->bytes()) {
       auto made = std::make_unique<CudaHeld>();
       made->held = stages_->bytes();
+      told = made.get();
       attachment = std::move(made);
     }
+    stages_->set_results(told->results);
     return *stages_;
   }
   void trim(Context&) const override {

@@ -144,6 +144,35 @@ void CudaStages::trim() {
   bytes_count();
 }
 
+/// About the longest context that a session can have: its caches and what is free.
+std::int64_t CudaStages::longest_fitting(const SequenceRun& run) const {
+  const CacheStore& store = caches_of(run).store();
+  const auto bytes = [&](std::int64_t length) {
+    return CacheStore::sequence_bytes(store.specs(), store.type(), length).total();
+  };
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
+  const std::size_t budget = bytes(run.first) + free;
+  std::int64_t fits = run.first, exceeds = store.limits().longest + 1;
+  while (exceeds - fits > 1) {
+    const std::int64_t middle = fits + (exceeds - fits) / 2;
+    (bytes(middle) <= budget ? fits : exceeds) = middle;
+  }
+  return fits;
+}
+
+/// Where memory runs out, the Error also says how long the session can be.
+template <typename Work>
+void CudaStages::with_memory(const Work& work) const {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::out_of_memory || runs_.size() != 1) throw;
+    fail_memory("{}; about {} tokens of this session fit now", error.what(),
+                longest_fitting(runs_[0]));
+  }
+}
+
 /// At least so many bytes. Captured steps hold the addresses of what they use.
 void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
   if (bytes <= buffer.bytes()) return;
@@ -151,9 +180,11 @@ void CudaStages::grow(Buffer& buffer, std::size_t bytes) {
   if (&buffer == &kernel_space_ || decode_.has(buffer)) {
     for (auto& [key, known] : known_) known.graph.clear();
   }
-  memory_require(static_cast<double>(bytes) - static_cast<double>(buffer.bytes()),
-                 fmt::format("a step of {} tokens", rows_));
-  buffer.require(bytes);
+  with_memory([&] {
+    memory_require(static_cast<double>(bytes) - static_cast<double>(buffer.bytes()),
+                   fmt::format("a step of {} tokens", rows_));
+    buffer.require(bytes);
+  });
   bytes_count();
   // Padding rows are computed from what is there: let it be numbers.
   Transfer(model_.stream).fill(buffer.as<void>(), buffer.bytes(), 0);
@@ -175,7 +206,9 @@ void CudaStages::begin(std::span<const SequenceRun> runs) {
   }
   lane_ = single_ ? &decode_ : &prompt_;
   if (known_.size() > kMostSteps) known_.clear();
-  for (const SequenceRun& run : runs) caches_of(run).sequence().prepare(length_of(run));
+  with_memory([&] {
+    for (const SequenceRun& run : runs) caches_of(run).sequence().prepare(length_of(run));
+  });
   groups_make();
   grow(lane_->held, held_bytes(model_, padded_));
   DeviceCarver held(lane_->held.as<void>());
@@ -572,7 +605,7 @@ const float* CudaStages::logits(std::span<const RowRange> ranges) {
   for (const RowRange& range : ranges) rows += range.count;
   const std::int64_t width = config().vocabulary;
   auto* const host = static_cast<float*>(
-      results_host_.require(static_cast<std::size_t>(rows * width) * sizeof(float)));
+      results_->require(static_cast<std::size_t>(rows * width) * sizeof(float)));
   const auto bring = [&](std::int64_t from, std::int64_t count, float* to) {
     check(cudaMemcpyAsync(to, logits_ + from * width,
                           static_cast<std::size_t>(count * width) * sizeof(float),
@@ -606,7 +639,7 @@ void CudaStages::picks(std::span<const RowRange> ranges, std::span<std::int32_t>
     rows_argmax(space.logits, rows, config().vocabulary, space.parts, space.picks, queue_);
   }
   const auto bytes = static_cast<std::size_t>(count) * sizeof(std::int32_t);
-  auto* const host = static_cast<std::int32_t*>(results_host_.require(bytes));
+  auto* const host = static_cast<std::int32_t*>(results_->require(bytes));
   check(cudaMemcpyAsync(host, picks_, bytes, cudaMemcpyDeviceToHost, model_.stream),
         "copying tokens from the GPU");
   model_.stream.wait();

@@ -63,6 +63,9 @@ class CudaStages final : public Stages {
   /// itself.
   static std::size_t activation_bytes(const CudaModel& model, std::int64_t rows);
 
+  /// Where the logits of the next step go on the host.
+  void set_results(PinnedMemory& memory) { results_ = &memory; }
+
   /// The residual stream of the step's rows, for tests: [rows][hidden] in
   /// device memory.
   float* hidden(std::int64_t row) const { return hidden_ + row * model_.config.hidden; }
@@ -123,6 +126,9 @@ class CudaStages final : public Stages {
   bool last_layer(std::size_t layer) const { return layer + 1 == model_.weights.layers.size(); }
 
   // cuda_stages.cpp
+  std::int64_t longest_fitting(const SequenceRun& run) const;
+  template <typename Work>
+  void with_memory(const Work& work) const;
   void groups_make();
   void table_write();
   KnownStep& known_step(const Group& group);
@@ -171,7 +177,8 @@ class CudaStages final : public Stages {
   Lane* lane_ = nullptr;
   Buffer kernel_space_;  // of decode kernels; its counters are zero between calls
   Buffer prompt_rows_;   // entries of a prompt whose groups wait
-  PinnedMemory table_host_, results_host_;
+  PinnedMemory table_host_;
+  PinnedMemory* results_ = nullptr;
   Event table_copied_;
   Stream capture_stream_;
   std::map<GraphKey, KnownStep> known_;

@@ -313,8 +313,7 @@ void memory_check(std::size_t needed) {
   if (needed <= free) return;
   fail_memory(
       "the model's weights take {:.1f} GiB in bf16 and {:.1f} GiB of the GPU's {:.1f} GiB are "
-      "free; "
-      "use a smaller model, or the CPU",
+      "free; use a smaller model, or the CPU",
       static_cast<double>(needed) / kGiB, static_cast<double>(free) / kGiB,
       static_cast<double>(all) / kGiB);
 }

@@ -118,43 +118,57 @@ bool BackedMemory::last_holder(std::size_t begin, std::size_t bytes) const {
   return false;
 }
 
+/// One more holder of a granule, which gets memory if it has none; returns whether it got some.
+bool BackedMemory::granule_hold(std::size_t index) {
+  const auto [found, fresh] = granules_.try_emplace(index);
+  Granule& granule = found->second;
+  if (fresh) {
+    const AddressDriver& driver = AddressDriver::get();
+    const CUmemAllocationProp kind = memory_kind(device_);
+    CUresult result = driver.create(&granule.memory, granule_, &kind, 0);
+    if (result == CUDA_SUCCESS) {
+      result = driver.map(base_ + index * granule_, granule_, 0, granule.memory, 0);
+      if (result != CUDA_SUCCESS) driver.release(granule.memory);
+    }
+    if (result != CUDA_SUCCESS) {
+      granules_.erase(found);
+      driver_check(result, "allocating a cache");
+    }
+    memory_count(static_cast<std::ptrdiff_t>(granule_));
+  }
+  ++granule.holders;
+  return fresh;
+}
+
 void BackedMemory::hold(std::size_t begin, std::size_t bytes, const cudaStream_t* poison) {
-  const AddressDriver& driver = AddressDriver::get();
-  const CUmemAllocationProp kind = memory_kind(device_);
   CUmemAccessDesc access{};
-  access.location = kind.location;
+  access.location = memory_kind(device_).location;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   const Span span = span_of(begin, bytes);
   std::size_t at = span.first;
+  // Granules in a row become accessible together: asking takes longer than doing.
+  std::size_t fresh = 0;
+  const auto fresh_open = [&](std::size_t end) {
+    if (fresh == 0) return;
+    const std::size_t first = (end - fresh) * granule_;
+    driver_check(AddressDriver::get().access(base_ + first, fresh * granule_, &access, 1),
+                 "giving a cache its addresses");
+    if (poison != nullptr) {
+      check(cudaMemsetAsync(as<char>() + first, 0xff, fresh * granule_, *poison),
+            "filling GPU memory");
+    }
+    fresh = 0;
+  };
   try {
-    for (; at < span.end; ++at) {
-      const auto [found, fresh] = granules_.try_emplace(at);
-      Granule& granule = found->second;
-      if (fresh) {
-        const CUdeviceptr address = base_ + at * granule_;
-        CUresult result = driver.create(&granule.memory, granule_, &kind, 0);
-        if (result != CUDA_SUCCESS) {
-          granules_.erase(found);
-          driver_check(result, "allocating a cache");
-        }
-        result = driver.map(address, granule_, 0, granule.memory, 0);
-        if (result == CUDA_SUCCESS) {
-          result = driver.access(address, granule_, &access, 1);
-          if (result != CUDA_SUCCESS) driver.unmap(address, granule_);
-        }
-        if (result != CUDA_SUCCESS) {
-          driver.release(granule.memory);
-          granules_.erase(found);
-          driver_check(result, "giving a cache its addresses");
-        }
-      }
-      ++granule.holders;
-      if (fresh) memory_count(static_cast<std::ptrdiff_t>(granule_));
-      if (fresh && poison != nullptr) {
-        check(cudaMemsetAsync(as<char>() + at * granule_, 0xff, granule_, *poison),
-              "filling GPU memory");
+    while (at < span.end) {
+      const bool got = granule_hold(at++);
+      if (got) {
+        ++fresh;
+      } else {
+        fresh_open(at - 1);
       }
     }
+    fresh_open(at);
   } catch (...) {
     for (std::size_t i = span.first; i < at; ++i) release(i);
     throw;

@@ -55,6 +55,7 @@ class BackedMemory {
   };
   Span span_of(std::size_t begin, std::size_t bytes) const;
   void swap(BackedMemory& other) noexcept;
+  bool granule_hold(std::size_t index);
   void release(std::size_t granule) noexcept;
 
   int device_ = 0;
