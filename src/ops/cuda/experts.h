@@ -67,8 +67,9 @@ inline constexpr std::int64_t kExpertRowsAtOnce = 16384;
 /// and calls on one stream may share it.
 std::size_t experts_workspace(const ExpertsShape& shape, std::int64_t rows);
 
-/// Enqueues one layer's mixture. A row's result does not depend on what the other rows are, as long
-/// as the number of rows chooses the same kernels (experts_path).
+/// Enqueues one layer's mixture. Two runs give the same bits. A row's result does not depend on
+/// what the other rows are, as long as the number of rows chooses the same kernels (experts_path);
+/// with `few` they may change the order in which a sum is added up.
 void experts_run(const ExpertsShape& shape, const ExpertsWeights& weights, const ExpertsCall& call,
                  void* workspace, Kernels kernels, const Queue& queue);
 

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/cuda/cluster.cuh"
 #include "ops/cuda/experts_kernels.h"
@@ -29,7 +30,6 @@ struct FewParams {
   const bf16* gate_up;
   const bf16* down;
   int hidden, width, shared;
-  int ahead;  // steps of the second product that the first fetches into L2
 };
 
 // --- choice ------------------------------------------------------------------------------------
@@ -111,9 +111,17 @@ __global__ void __launch_bounds__(32 * kFewRouterWarps) few_route(FewParams p) {
   if (blockIdx.x > 0) return;
   if (warp < route.rows) {
     const int out = warp * p.rule.per_token;
-    row_choose(p.rule, route.logits + warp * p.rule.experts,
-               route.forced == nullptr ? nullptr : route.forced + out, scores[warp], best[warp],
-               route.chosen + out, route.weights + out);
+    const auto choose = [&](auto slots) {
+      row_choose<decltype(slots)::value>(p.rule, route.logits + warp * p.rule.experts,
+                                         route.forced == nullptr ? nullptr : route.forced + out,
+                                         scores[warp], best[warp], route.chosen + out,
+                                         route.weights + out);
+    };
+    if (p.rule.experts <= 64) {
+      choose(std::integral_constant<int, 2>());
+    } else {
+      choose(std::integral_constant<int, kMostExperts / 32>());
+    }
   }
   __syncthreads();
   if (warp == 0) hits_write(p, reinterpret_cast<int*>(scores));
@@ -131,34 +139,59 @@ __device__ __forceinline__ FewRange few_range(int steps, int warp) {
           static_cast<int>(std::int64_t{steps} * (warp + 1) / kFewWarps)};
 }
 
-/// Fetches the weights that the second kernel reads first into L2, a row of a warp there by each
-/// lane here: memory would be idle between the two.
-template <int kFewWarps>
-__device__ __forceinline__ void down_fetch(const FewParams& p, int number, int lane) {
-  const int segment = number * 32 + lane;
-  const int row = segment / (kFewWarps * 16) * 16 + segment % 16;
-  if (p.ahead == 0 || row >= p.hidden) return;
-  const int steps_each = p.width / 32;
-  const FewRange range =
-      few_range<kFewWarps>(load_after_wait(p.few.hits) * steps_each, segment / 16 % kFewWarps);
-  const int hit = range.begin / steps_each, inside = range.begin % steps_each;
-  const int steps = min(min(p.ahead, steps_each - inside), range.end - range.begin);
-  if (steps <= 0) return;
-  weights_prefetch(
-      p.down + (std::int64_t{load_after_wait(p.few.hits + 1 + hit)} * p.hidden + row) * p.width +
-          inside * 32,
-      steps * 64);
-}
-
-/// Batch: steps of 32 values whose loads are issued together.
-template <int kFewWarps, int kFewBatch>
+/// Batch: steps of 32 values whose loads are issued together. Ahead: batches under way beside the
+/// one that is multiplied.
+template <int kFewWarps, int kFewBatch, int kAhead>
 __global__ void __launch_bounds__(32 * kFewWarps, 1) few_gate_up(FewParams p) {
   constexpr int kFewThreads = 32 * kFewWarps;
   extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ float sums[2][kFewWarps][16 * kFewRows];
   bf16* const x = reinterpret_cast<bf16*>(memory);
   const int x_stride = p.hidden + kFewPadding;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int r = lane / 4, q = lane % 4;
+  const int blocks = p.width / 8;  // of 16 stored rows, of one expert
+  const FewRange range = few_range<kFewWarps>(p.hidden / 32, warp);
+  const int batches = (p.hidden / 32 + kFewWarps * kFewBatch - 1) / (kFewWarps * kFewBatch);
+
+  // Loads of batch `batch` of a unit; units from `known` on need the choice first.
+  int known = p.shared * blocks, units = known;
+  uint4 under_way[kAhead + 1][kFewBatch][2];
+  const auto fetch = [&](uint4(&to)[kFewBatch][2], int unit, int batch) {
+    if (unit >= known) {  // the same for the whole block
+      if (known == units && units == p.shared * blocks) {
+        grid_wait();
+        grid_release();  // the choice is complete
+        units = load_after_wait(p.few.hits) * blocks;
+        known = units;
+      }
+      if (unit >= units) return;
+    }
+    const int hit = unit / blocks;
+    const int expert =
+        hit < p.shared ? p.rule.experts + hit : load_after_wait(p.few.hits + 1 + hit);
+    const bf16* const low =
+        p.gate_up + ((std::int64_t{expert} * blocks + unit % blocks) * 16 + r) * p.hidden + 8 * q;
+#pragma unroll
+    for (int i = 0; i < kFewBatch; ++i) {
+      const int step = range.begin + batch * kFewBatch + i;
+      if (step >= range.end) break;
+      to[i][0] = weights_load(low + step * 32);
+      to[i][1] = weights_load(low + 8 * std::int64_t{p.hidden} + step * 32);
+    }
+  };
+  int next_unit = blockIdx.x, next_batch = 0;
+  const auto advance = [&] {
+    if (++next_batch == batches) {
+      next_batch = 0;
+      next_unit += gridDim.x;
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    fetch(under_way[i], next_unit, next_batch);
+    advance();
+  }
   // The rows were complete before the kernel ahead let this one start.
   for (int i = threadIdx.x; i < kFewRows * p.hidden / 8; i += kFewThreads) {
     const int row = i / (p.hidden / 8), column = i % (p.hidden / 8) * 8;
@@ -168,64 +201,55 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) few_gate_up(FewParams p) {
                                : uint4{};
   }
   __syncthreads();
-  bool waited = false;             // for the choice, which shared experts do not need
-  const int blocks = p.width / 8;  // of 16 stored rows, of one expert
-  const int steps = p.hidden / 32;
+
   const bf16* const x_lane = x + r * x_stride + 8 * q;
-  for (int unit = warp * gridDim.x + blockIdx.x;; unit += gridDim.x * kFewWarps) {
-    const int hit = unit / blocks, block = unit % blocks;
-    int expert = p.rule.experts + hit;
-    if (hit >= p.shared) {
-      if (!waited) {
-        grid_wait();
-        grid_release();  // the choice is complete
-        waited = true;
-      }
-      if (hit >= load_after_wait(p.few.hits)) break;
-      expert = load_after_wait(p.few.hits + 1 + hit);
-    }
-    const bf16* const low =
-        p.gate_up + ((std::int64_t{expert} * blocks + block) * 16 + r) * p.hidden + 8 * q;
-    const bf16* const high = low + 8 * std::int64_t{p.hidden};
+  int turn = 0;
+  for (int unit = blockIdx.x;; unit += gridDim.x, ++turn) {
     float sum[4] = {};
-    uint4 next[kFewBatch][2];
-    const auto fetch = [&](int step) {
+    for (int batch = 0; batch < batches; ++batch) {
+      fetch(under_way[kAhead], next_unit, next_batch);
+      advance();
+      if (unit >= units) break;
 #pragma unroll
       for (int i = 0; i < kFewBatch; ++i) {
-        if (step + i >= steps) break;
-        next[i][0] = weights_load(low + (step + i) * 32);
-        next[i][1] = weights_load(high + (step + i) * 32);
+        const int step = range.begin + batch * kFewBatch + i;
+        if (step >= range.end) break;
+        multiply_wide(sum, under_way[0][i][0], under_way[0][i][1],
+                      *reinterpret_cast<const uint4*>(x_lane + step * 32));
       }
-    };
-    fetch(0);
-    for (int step = 0; step < steps; step += kFewBatch) {
-      uint4 now[kFewBatch][2];
 #pragma unroll
-      for (int i = 0; i < kFewBatch; ++i) {
-        now[i][0] = next[i][0];
-        now[i][1] = next[i][1];
-      }
-      fetch(step + kFewBatch);
+      for (int a = 0; a < kAhead; ++a) {
 #pragma unroll
-      for (int i = 0; i < kFewBatch; ++i) {
-        if (step + i >= steps) break;
-        multiply_wide(sum, now[i][0], now[i][1],
-                      *reinterpret_cast<const uint4*>(x_lane + (step + i) * 32));
+        for (int i = 0; i < kFewBatch; ++i) {
+          under_way[a][i][0] = under_way[a + 1][i][0];
+          under_way[a][i][1] = under_way[a + 1][i][1];
+        }
       }
     }
+    if (unit >= units) break;
+    float(&out)[kFewWarps][16 * kFewRows] = sums[turn & 1];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // sum[i] is a gate, sum[i + 2] its up
-      const int row = 2 * q + i;
-      const float weight =
-          hit < p.shared ? 1.0f : load_after_wait(p.few.weights + hit * kFewRows + row);
-      const float value = weight == 0.0f ? 0.0f : weight * silu(sum[i]) * sum[i + 2];
-      if (row < p.few.route.rows) {
-        p.few.act[(std::int64_t{hit} * kFewRows + row) * p.width + block * 8 + r] =
-            __float2bfloat16(value);
-      }
+    for (int i = 0; i < 4; ++i) {  // [row][weight row]
+      out[warp][(2 * q + i % 2) * 16 + r + i / 2 * 8] = sum[i];
+    }
+    // Four warps add up, others in turn; lanes 8 … 15 of each 16 have ups.
+    const int element = static_cast<int>(threadIdx.x) - turn % (kFewWarps / 4) * 128;
+    const bool adds = element >= 0 && element < 128;
+    const int row = element / 16, hit = unit / blocks;
+    float weight = 1;
+    if (adds && hit >= p.shared) weight = load_after_wait(p.few.weights + hit * kFewRows + row);
+    __syncthreads();
+    if (!adds) continue;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < kFewWarps; ++w) total += out[w][element];
+    const float up = __shfl_down_sync(~0u, total, 8);
+    if (element % 16 < 8 && row < p.few.route.rows) {
+      const float value = weight == 0.0f ? 0.0f : weight * silu(total) * up;
+      p.few.act[(std::int64_t{hit} * kFewRows + row) * p.width + unit % blocks * 8 + element % 16] =
+          __float2bfloat16(value);
     }
   }
-  down_fetch<kFewWarps>(p, warp * gridDim.x + blockIdx.x, lane);
 }
 
 /// Batch: steps of 32 values whose loads are issued together.
@@ -304,36 +328,36 @@ bool few_fits(const ExpertsShape& shape) {
   return shape.hidden % 32 == 0 && shape.width % 32 == 0 && few_shared_bytes(shape) <= 160 * 1024;
 }
 
-int few_tuning = 0, few_ahead = 0;
+int few_tuning = 0;
 
-template <int kFewWarps, int kFewBatch>
+template <int kFewWarps, int kFewBatch, int kAhead>
 void few_launch(const ExpertsShape& shape, const ExpertsWeights& weights, const Few& few,
                 const Queue& queue) {
   const FewParams params{few,          shape.route, weights.gate_up, weights.down,
-                         shape.hidden, shape.width, shape.shared,    few_ahead};
+                         shape.hidden, shape.width, shape.shared};
   cudaLaunchAttribute route_attributes[2];
   const cudaLaunchConfig_t route_config = cluster_config(dim3(kFewCluster), 32 * kFewRouterWarps, 0,
                                                          kFewCluster, queue, route_attributes);
   check(cudaLaunchKernelEx(&route_config, few_route, params), "choosing the experts of few rows");
   const std::size_t bytes = few_shared_bytes(shape);
-  queue.device->shared_allow(reinterpret_cast<const void*>(few_gate_up<kFewWarps, kFewBatch>),
-                             bytes);
+  queue.device->shared_allow(
+      reinterpret_cast<const void*>(few_gate_up<kFewWarps, kFewBatch, kAhead>), bytes);
   cudaLaunchAttribute attributes[1];
   cudaLaunchConfig_t config{};
   const int hits =
       std::min(few.route.rows * shape.route.per_token, shape.route.experts) + shape.shared;
-  const int units = (hits * (shape.width / 8) + kFewWarps - 1) / kFewWarps;
+  const int units = hits * (shape.width / 8);
   config.gridDim = dim3(static_cast<unsigned>(std::min(units, queue.device->multiprocessors)));
   config.blockDim = dim3(32 * kFewWarps);
   config.dynamicSmemBytes = bytes;
   config.stream = queue.stream;
   config.attrs = attributes;
   overlap_allow(*queue.device, config);
-  check(cudaLaunchKernelEx(&config, few_gate_up<kFewWarps, kFewBatch>, params),
+  check(cudaLaunchKernelEx(&config, few_gate_up<kFewWarps, kFewBatch, kAhead>, params),
         "launching the experts of few rows");
   config.gridDim = dim3(static_cast<unsigned>(shape.hidden / 16));
   config.dynamicSmemBytes = 0;
-  check(cudaLaunchKernelEx(&config, few_down<kFewWarps, kFewBatch>, params),
+  check(cudaLaunchKernelEx(&config, few_down<kFewWarps, 4>, params),
         "launching the experts of few rows");
 }
 
@@ -341,16 +365,13 @@ void few_run(const ExpertsShape& shape, const ExpertsWeights& weights, const Few
              const Queue& queue) {
   switch (few_tuning) {
     case 0:
-      few_launch<16, 4>(shape, weights, few, queue);
+      few_launch<16, 2, 4>(shape, weights, few, queue);
       break;
     case 1:
-      few_launch<16, 5>(shape, weights, few, queue);
-      break;
-    case 2:
-      few_launch<12, 8>(shape, weights, few, queue);
+      few_launch<16, 4, 1>(shape, weights, few, queue);
       break;
     default:
-      few_launch<20, 4>(shape, weights, few, queue);
+      few_launch<16, 2, 3>(shape, weights, few, queue);
       break;
   }
 }

@@ -28,6 +28,7 @@ constexpr int kTileRows = 128;
 constexpr int kTileColumns = 256;
 constexpr int kTileInner = 64;
 constexpr int kTileStages = 4;
+constexpr int kPair = 2;           // blocks of a cluster
 constexpr int kTileConsumers = 2;  // warp groups that multiply
 constexpr int kTileThreads = 128 * (kTileConsumers + 1);
 constexpr int kRowsBytes = kTileRows * kTileInner * 2;
@@ -44,8 +45,6 @@ struct TileShared {
 
 struct TileParams {
   const int* begin;
-  const bf16* x;      // gathered: rows by number
-  const int* source;  // gathered: which row each sorted row is
   bf16* out;
   int experts, columns, inner, out_width;
   int shared_from;  // experts from here on read rows of their own tensor
@@ -57,38 +56,34 @@ struct TileMaps {
 
 /// A piece of work of one block.
 struct Tile {
-  int expert, first, last;  // rows that are written
-  int end;                  // behind the expert's last row
+  int expert, first, last;  // rows
   int column;
   bool paired;  // the other block of the pair works on the same weights
 };
 
 /// Goes through the works of a pair of blocks.
-template <int Pair>
 class Works {
  public:
   __device__ __forceinline__ Works(const TileParams& p, const TileShared& shared, int rank)
       : p_(p), shared_(shared), rank_(rank) {
     columns_ = (p.columns + kTileColumns - 1) / kTileColumns;
-    total_ = (shared.tiles[p.experts] + Pair - 1) / Pair * columns_;
-    work_ = blockIdx.x / Pair;
+    total_ = (shared.tiles[p.experts] + kPair - 1) / kPair * columns_;
+    work_ = blockIdx.x / kPair;
   }
   __device__ __forceinline__ bool next(Tile& tile) {
     if (work_ >= total_) return false;
     const int last = shared_.tiles[p_.experts] - 1;
-    const int own = work_ / columns_ * Pair + rank_;
+    const int own = work_ / columns_ * kPair + rank_;
     const int at = min(own, last);  // one without work repeats its neighbour's, and writes nothing
     while (at >= shared_.tiles[expert_ + 1]) ++expert_;
     tile.expert = expert_;
     const int begin = load_after_wait(p_.begin + expert_);
     tile.first = begin + (at - shared_.tiles[expert_]) * kTileRows;
-    tile.end = load_after_wait(p_.begin + expert_ + 1);
-    tile.last = own == at ? tile.end : 0;
+    tile.last = own == at ? load_after_wait(p_.begin + expert_ + 1) : 0;
     tile.column = work_ % columns_ * kTileColumns;
     const int other = min(own ^ 1, last);
-    tile.paired =
-        Pair == 2 && other >= shared_.tiles[expert_] && other < shared_.tiles[expert_ + 1];
-    work_ += gridDim.x / Pair;
+    tile.paired = other >= shared_.tiles[expert_] && other < shared_.tiles[expert_ + 1];
+    work_ += gridDim.x / kPair;
     return true;
   }
 
@@ -115,10 +110,9 @@ __device__ __forceinline__ void weights_load_tile(const TileMaps& maps, TileShar
   }
 }
 
-template <int Pair>
 __device__ __forceinline__ void tiles_load(const TileParams& p, const TileMaps& maps,
                                            TileShared& shared, int rank) {
-  Works<Pair> works(p, shared, rank);
+  Works works(p, shared, rank);
   RingPlace<kTileStages> place;
   Tile tile;
   while (works.next(tile)) {
@@ -132,47 +126,6 @@ __device__ __forceinline__ void tiles_load(const TileParams& p, const TileMaps& 
       shared.full[s].arrive_and_expect_tx(kRowsBytes + kWeightsBytes);
       box_load(rows_of, shared.full[s], shared.rows[s], k, row);
       weights_load_tile(maps, shared, tile, s, k, weight, rank);
-      place.next();
-    }
-  }
-}
-
-/// The same where rows are picked from x: all threads of the warp group copy them, 16 bytes at a
-/// time, as TMA would have swizzled them.
-template <int Pair>
-__device__ __forceinline__ void tiles_gather(const TileParams& p, const TileMaps& maps,
-                                             TileShared& shared, int rank) {
-  constexpr int kEach = kTileRows * 8 / 128;  // chunks of a thread: rows 16 apart
-  const int chunk = threadIdx.x & 7, first = threadIdx.x >> 3;
-  const std::uint32_t to = shared_address(shared.rows) + first * 128 + ((chunk ^ (first & 7)) << 4);
-  Works<Pair> works(p, shared, rank);
-  RingPlace<kTileStages> place;
-  Tile tile;
-  while (works.next(tile)) {
-    std::uint32_t from[kEach];  // in chunks
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int row = min(tile.first + first + 16 * i, tile.end - 1);
-      from[i] = static_cast<std::uint32_t>(load_after_wait(p.source + row)) *
-                    static_cast<std::uint32_t>(p.inner / 8) +
-                chunk;
-    }
-    const int weight = tile.expert * p.columns + tile.column;
-    for (int k = 0; k < p.inner; k += kTileInner) {
-      const int s = place.slot;
-      shared.empty[s].wait(place.phase ^ 1);
-      if (threadIdx.x == 0) {
-        shared.full[s].arrive_and_expect_tx(kWeightsBytes);
-        weights_load_tile(maps, shared, tile, s, k, weight, rank);
-      }
-      const bool real = k + chunk * 8 < p.inner;
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        copy_chunk(to + s * kRowsBytes + i * (16 * 128),
-                   reinterpret_cast<const uint4*>(p.x + k) + from[i], real);
-      }
-      cutlass::arch::cpasync_barrier_arrive_noinc(
-          reinterpret_cast<std::uint64_t*>(&shared.full[s]));
       place.next();
     }
   }
@@ -211,20 +164,16 @@ __device__ __forceinline__ void tile_write(const TileParams& p, const Tile& tile
   }
 }
 
-template <bool Glu, int Pair, bool Gather>
+template <bool Glu>
 __device__ __forceinline__ void tiles_multiply(const TileParams& p, TileShared& shared, int rank,
                                                int group) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
   const std::uint32_t rows = shared_address(shared.rows) / 16 + group * (64 * 128 / 16);
   const std::uint32_t weights = shared_address(shared.weights) / 16;
   const auto release = [&](int slot) {
-    if constexpr (Pair == 1) {
-      if (lane == 0) shared.empty[slot].arrive();
-    } else {
-      if (lane < Pair) shared.empty[slot].arrive(lane, 1u);
-    }
+    if (lane < kPair) shared.empty[slot].arrive(lane, 1u);
   };
-  Works<Pair> works(p, shared, rank);
+  Works works(p, shared, rank);
   RingPlace<kTileStages> place;
   Tile tile;
   float sum[kTileColumns / 2];
@@ -233,7 +182,6 @@ __device__ __forceinline__ void tiles_multiply(const TileParams& p, TileShared& 
     for (int k = 0; k < p.inner; k += kTileInner) {
       const int s = place.slot;
       shared.full[s].wait(place.phase);
-      if constexpr (Gather) async_proxy_fence();  // rows were not written by TMA
       accumulators_fence(sum);
       cute::warpgroup_arrive();
 #pragma unroll
@@ -256,17 +204,17 @@ __device__ __forceinline__ void tiles_multiply(const TileParams& p, TileShared& 
   }
 }
 
-template <bool Glu, int Pair, bool Gather>
+template <bool Glu>
 __global__ void __launch_bounds__(kTileThreads, 1)
     grouped_tiles(TileParams p, const __grid_constant__ TileMaps maps) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<TileShared*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) /
                                                 1024 * 1024);
-  const int rank = Pair == 1 ? 0 : static_cast<int>(blockIdx.x % Pair);
+  const int rank = static_cast<int>(blockIdx.x % kPair);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kTileStages; ++s) {
-      shared.full[s].init(Gather ? 1 + 128 : 1);
-      shared.empty[s].init(4 * kTileConsumers * Pair);  // warps
+      shared.full[s].init(1);
+      shared.empty[s].init(4 * kTileConsumers * kPair);  // warps
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -274,63 +222,46 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     works_count(p.begin, p.experts, shared.tiles,
                 [](int rows) { return (rows + kTileRows - 1) / kTileRows; });
   }
-  if constexpr (Pair > 1) {
-    __syncthreads();
-    cluster_arrive();
-    cluster_wait();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
+  cluster_arrive();
+  cluster_wait();
   if (threadIdx.x < 128) {
-    cutlass::arch::warpgroup_reg_dealloc<Gather ? 56 : 40>();
-    if constexpr (Gather) {
-      tiles_gather<Pair>(p, maps, shared, rank);
-    } else {
-      if (threadIdx.x == 0) tiles_load<Pair>(p, maps, shared, rank);
-    }
+    cutlass::arch::warpgroup_reg_dealloc<40>();
+    if (threadIdx.x == 0) tiles_load(p, maps, shared, rank);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<Gather ? 224 : 232>();
-    tiles_multiply<Glu, Pair, Gather>(p, shared, rank, static_cast<int>(threadIdx.x) / 128 - 1);
+    cutlass::arch::warpgroup_reg_alloc<232>();
+    tiles_multiply<Glu>(p, shared, rank, static_cast<int>(threadIdx.x) / 128 - 1);
   }
-  if constexpr (Pair > 1) {  // the other block may still write here
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
-  }
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();  // the other block may still write here
 }
 
-template <bool Glu, int Pair, bool Gather>
+template <bool Glu>
 void tiles_launch(const TileParams& params, const TileMaps& maps, const Queue& queue) {
   constexpr std::size_t kBytes = sizeof(TileShared) + 1024;
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = grouped_tiles<Glu, Pair, Gather>;
+  const auto kernel = grouped_tiles<Glu>;
   queue.device->shared_allow(reinterpret_cast<const void*>(kernel), kBytes);
   cudaLaunchAttribute attributes[1];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kPair, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(queue.device->multiprocessors / Pair * Pair));
+  config.gridDim = dim3(static_cast<unsigned>(queue.device->multiprocessors / kPair * kPair));
   config.blockDim = dim3(kTileThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = queue.stream;
   config.attrs = attributes;
-  if (Pair > 1) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {Pair, 1, 1};
-    config.numAttrs = 1;
-  }
+  config.numAttrs = 1;
   check(cudaLaunchKernelEx(&config, kernel, params, maps), "launching the products of experts");
 }
 
 }  // namespace
 
-int grouped_pair = 2;
-
 void grouped_sm90(const Grouped& grouped, const GroupedRows& rows, const Queue& queue) {
   if (grouped.sorted_rows == 0) return;
-  const bool gather = grouped.source != nullptr;
   TileParams params{};
   params.begin = grouped.begin;
-  params.x = grouped.x;
-  params.source = grouped.source;
   params.out = grouped.out;
   params.experts = grouped.experts;
   params.columns = grouped.columns;
@@ -338,24 +269,13 @@ void grouped_sm90(const Grouped& grouped, const GroupedRows& rows, const Queue& 
   params.out_width = grouped.glu ? grouped.columns / 2 : grouped.columns;
   const bool own = rows.shared_x != nullptr;
   params.shared_from = own ? rows.shared_from : grouped.experts;
-  TileMaps maps{};
-  if (!gather) {
-    maps.rows = rows_map(grouped.x, grouped.sorted_rows, grouped.inner, kTileRows);
-    maps.shared_rows =
-        own ? rows_map(rows.shared_x, rows.shared_rows, grouped.inner, kTileRows) : maps.rows;
-  }
+  TileMaps maps;
+  maps.rows = rows_map(grouped.x, grouped.sorted_rows, grouped.inner, kTileRows);
+  maps.shared_rows =
+      own ? rows_map(rows.shared_x, rows.shared_rows, grouped.inner, kTileRows) : maps.rows;
   maps.weights = rows_map(grouped.w, std::int64_t{grouped.experts} * grouped.columns, grouped.inner,
                           kTileColumns / 2);
-  if (gather) {
-    grouped_pair == 2 ? tiles_launch<true, 2, true>(params, maps, queue)
-                      : tiles_launch<true, 1, true>(params, maps, queue);
-  } else if (grouped_pair == 2) {
-    grouped.glu ? tiles_launch<true, 2, false>(params, maps, queue)
-                : tiles_launch<false, 2, false>(params, maps, queue);
-  } else {
-    grouped.glu ? tiles_launch<true, 1, false>(params, maps, queue)
-                : tiles_launch<false, 1, false>(params, maps, queue);
-  }
+  grouped.glu ? tiles_launch<true>(params, maps, queue) : tiles_launch<false>(params, maps, queue);
 }
 
 bool grouped_has_fast(const ExpertsShape& shape) {

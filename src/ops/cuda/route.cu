@@ -180,24 +180,109 @@ __global__ void __launch_bounds__(128)
   }
 }
 
+// --- the same without shared memory ------------------------------------------------------------
+
+constexpr int kWideWarps = 8;  // that divide the inner dimension
+
+/// Eight weights of two experts, each as three bf16 that add up to it.
+__device__ __forceinline__ void weights_cut(const float* w, uint4 (&parts)[3]) {
+  const float4 first = *reinterpret_cast<const float4*>(w);
+  const float4 second = *reinterpret_cast<const float4*>(w + 4);
+  float rest[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+#pragma unroll
+  for (int part = 0; part < 3; ++part) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = pack_bf16(rest[2 * i], rest[2 * i + 1]);
+      const float2 taken = unpack_bf16(words[i]);
+      rest[2 * i] -= taken.x;
+      rest[2 * i + 1] -= taken.y;
+    }
+    parts[part] = uint4{words[0], words[1], words[2], words[3]};
+  }
+}
+
+/// Blocks: of 16 experts. Tiles: of eight rows.
+template <int Blocks, int Tiles>
+__global__ void __launch_bounds__(32 * kWideWarps)
+    route_logits_wide(const bf16* x, const float* router, const float* bias, int rows, int hidden,
+                      int experts, float* logits) {
+  extern __shared__ float wide_sums[];  // [warp][row][expert]
+  constexpr int kExperts = 16 * Blocks, kRows = 8 * Tiles;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  const int r = lane / 4, q = lane % 4;
+  const int row_first = blockIdx.x * kRows, expert_first = blockIdx.y * kExperts;
+  const int steps = hidden / 32;
+  const int begin = steps * warp / kWideWarps, end = steps * (warp + 1) / kWideWarps;
+  float sum[Blocks][Tiles][4] = {};
+  grid_release();
+  grid_wait();
+  for (int step = begin; step < end; ++step) {
+    const int k = step * 32 + 8 * q;
+    uint4 values[Tiles];
+#pragma unroll
+    for (int n = 0; n < Tiles; ++n) {
+      const int row = min(row_first + 8 * n + r, rows - 1);
+      values[n] =
+          load_after_wait(reinterpret_cast<const uint4*>(x + std::int64_t{row} * hidden + k));
+    }
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+      uint4 low[3], high[3];
+      const int expert = expert_first + 16 * b + r;
+      weights_cut(router + std::int64_t{min(expert, experts - 1)} * hidden + k, low);
+      weights_cut(router + std::int64_t{min(expert + 8, experts - 1)} * hidden + k, high);
+#pragma unroll
+      for (int part = 2; part >= 0; --part) {  // small ones first
+#pragma unroll
+        for (int n = 0; n < Tiles; ++n) multiply_wide(sum[b][n], low[part], high[part], values[n]);
+      }
+    }
+  }
+#pragma unroll
+  for (int b = 0; b < Blocks; ++b) {
+#pragma unroll
+    for (int n = 0; n < Tiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = 8 * n + 2 * q + i % 2, expert = 16 * b + r + i / 2 * 8;
+        wide_sums[(warp * kRows + row) * kExperts + expert] = sum[b][n][i];
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kRows * kExperts; i += 32 * kWideWarps) {
+    const int row = row_first + i / kExperts, expert = expert_first + i % kExperts;
+    if (row >= rows || expert >= experts) continue;
+    float total = bias == nullptr ? 0.0f : bias[expert];
+#pragma unroll
+    for (int other = 0; other < kWideWarps; ++other)
+      total += wide_sums[other * kRows * kExperts + i];
+    logits[std::int64_t{row} * experts + expert] = total;
+  }
+}
+
 // --- choice ------------------------------------------------------------------------------------
 
 constexpr int kChooseWarps = 8;  // a row each
 
+/// Slots: scores of a lane.
+template <int Slots>
 __global__ void __launch_bounds__(32 * kChooseWarps)
     route_choice(RouteRule rule, const float* logits, const int* forced, int rows, int* chosen,
                  float* weights) {
-  __shared__ float scores[kChooseWarps][kMostExperts];
-  __shared__ float best[kChooseWarps][kMostExperts];
+  __shared__ float scores[kChooseWarps][32 * Slots];
+  __shared__ float best[kChooseWarps][32 * Slots];
   const int warp = threadIdx.x / 32;
   const int row = blockIdx.x * kChooseWarps + warp;
   if (row >= rows) return;
   grid_release();
   grid_wait();
   const std::int64_t out = std::int64_t{row} * rule.per_token;
-  row_choose(rule, logits + std::int64_t{row} * rule.experts,
-             forced == nullptr ? nullptr : forced + out, scores[warp], best[warp], chosen + out,
-             weights + out);
+  row_choose<Slots>(rule, logits + std::int64_t{row} * rule.experts,
+                    forced == nullptr ? nullptr : forced + out, scores[warp], best[warp],
+                    chosen + out, weights + out);
 }
 
 // --- sorting -----------------------------------------------------------------------------------
@@ -248,6 +333,7 @@ __global__ void __launch_bounds__(kSortThreads)
     return;
   }
   int below = 0;
+#pragma unroll 8
   for (int i = threadIdx.x; i < count; i += kSortThreads) {
     below += load_after_wait(chosen + i) < expert;
   }
@@ -377,10 +463,34 @@ void route_launch(void (*kernel)(Parameters...), dim3 grid, int threads, const Q
         "routing rows to experts");
 }
 
-constexpr int kFewLogits = 64;  // rows up to which a warp works on a row and an expert
+constexpr int kFewLogits = 64;     // rows up to which a warp works on four rows and an expert
+constexpr int kWideLogits = 2048;  // rows up to which experts are divided among blocks
 
 unsigned pieces(std::int64_t count, std::int64_t size) {
   return static_cast<unsigned>((count + size - 1) / size);
+}
+
+}  // namespace
+
+namespace {
+
+template <int Blocks, int Tiles>
+void logits_wide_launch(const RouteRule& rule, const Route& route, const Queue& queue) {
+  constexpr int kExperts = 16 * Blocks, kRows = 8 * Tiles;
+  constexpr std::size_t kBytes = sizeof(float) * kWideWarps * kRows * kExperts;
+  const auto kernel = route_logits_wide<Blocks, Tiles>;
+  queue.device->shared_allow(reinterpret_cast<const void*>(kernel), kBytes);
+  cudaLaunchAttribute attributes[1];
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(pieces(route.rows, kRows), pieces(rule.experts, kExperts));
+  config.blockDim = dim3(32 * kWideWarps);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = queue.stream;
+  config.attrs = attributes;
+  overlap_allow(*queue.device, config);
+  check(cudaLaunchKernelEx(&config, kernel, route.x, route.router, route.bias, route.rows,
+                           route.hidden, rule.experts, route.logits),
+        "computing the router's logits");
 }
 
 }  // namespace
@@ -392,13 +502,18 @@ void route_choose(const RouteRule& rule, const Route& route, const Queue& queue)
                  dim3(pieces(rule.experts, kFewRouteWarps), pieces(route.rows, kFewRouteRows)),
                  32 * kFewRouteWarps, queue, route.x, route.router, route.bias, route.rows,
                  route.hidden, rule.experts, route.logits);
-  } else {
+  } else if (route.hidden % 32 != 0) {
     const dim3 grid(pieces(route.rows, kRouteTile), pieces(rule.experts, kRouteTile));
     route_logits_many<<<grid, 128, 0, queue.stream>>>(route.x, route.router, route.bias, route.rows,
                                                       route.hidden, rule.experts, route.logits);
     check(cudaGetLastError(), "computing the router's logits");
+  } else if (route.rows <= kWideLogits) {
+    logits_wide_launch<1, 4>(rule, route, queue);
+  } else {
+    logits_wide_launch<4, 6>(rule, route, queue);
   }
-  route_launch(route_choice, dim3(pieces(route.rows, kChooseWarps)), 32 * kChooseWarps, queue, rule,
+  const auto choice = rule.experts <= 64 ? route_choice<2> : route_choice<kMostExperts / 32>;
+  route_launch(choice, dim3(pieces(route.rows, kChooseWarps)), 32 * kChooseWarps, queue, rule,
                route.logits, route.forced, route.rows, route.chosen, route.weights);
 }
 

@@ -24,8 +24,6 @@ __device__ __forceinline__ float4 row_values(const float* w, bool aligned) {
   return {w[0], w[1], w[2], w[3]};
 }
 
-inline constexpr int kScoresOfLane = kMostExperts / 32;
-
 /// The highest score and the lowest index that has it, over a warp. NaN ranks below every score.
 __device__ __forceinline__ int best_index(float score, int index) {
 #pragma unroll
@@ -43,7 +41,9 @@ __device__ __forceinline__ int best_index(float score, int index) {
 inline constexpr float kTaken = -2.0f, kNoNumber = -1.0f;  // below every score
 
 /// Logits [experts] to choice and weights [per_token], as RouteRule says; `scores` and `best` are
-/// shared memory of this warp, [kMostExperts] each. Read behind grid_wait.
+/// shared memory of this warp, [experts] each. Scores of a lane:
+/// enough for all experts. Read behind grid_wait.
+template <int kScoresOfLane>
 __device__ __forceinline__ void row_choose(const RouteRule& rule, const float* logits,
                                            const int* forced, float* scores, float* best,
                                            int* chosen, float* weights) {

@@ -17,13 +17,6 @@ __device__ __forceinline__ uint4 weights_load(const void* from) {
   return value;
 }
 
-/// Starts fetching weights into L2; both a multiple of 16.
-__device__ __forceinline__ void weights_prefetch(const void* from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes));
-#endif
-}
-
 /// c[16×8] += w[16×32]·x[8×32]ᵀ. With r = lane / 4 and q = lane % 4, a lane holds values 8q … 8q +
 /// 7 of weight rows r (`low`) and r + 8 (`high`) and of row r of x: as they lie in memory. The
 /// inner dimension is permuted alike on both sides, which a sum does not show.
