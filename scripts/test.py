@@ -7,7 +7,7 @@ release   every test, and the checks that are scripts
 cuda      the CUDA kernels: they must build; their tests need a GPU and skip without one
 asan      every test under the address and undefined-behaviour sanitizers
 tsan      the suites named Threads* under the thread sanitizer
-fuzz      every fuzz target for FUZZ_SECONDS (20) from its committed corpus
+fuzz      every fuzz target for FUZZ_SECONDS (10) from its committed corpus
 goldens   the golden files, made again, where `make goldens` has made an environment for it
 
 It closes with what was skipped and why, a table with the processor time of each preset, and the line
