@@ -141,7 +141,7 @@ TEST(Engine, WithoutRequestsThereIsNothingToDo) {
   EXPECT_FALSE(bench.engine.cancel(1));
   const EngineCounts counts = bench.engine.counts();
   EXPECT_EQ(counts.steps, 0);
-  EXPECT_EQ(counts.memory_bytes, 0u);
+  EXPECT_EQ(counts.memory_reserved, 0u);
   EXPECT_GT(counts.memory_limit, 0u);
 }
 
@@ -350,6 +350,30 @@ TEST(Engine, AStopOfTheStepLosesNothing) {
   }
 }
 
+TEST(Engine, APromptOfItsOwnStopsInsideItsStepWhenItIsCancelled) {
+  EngineBench bench;
+  const Wish other = bench.wish(20, 10);
+  Outcome beside;
+  Outcome outcome;
+  bench.submit(other, beside);
+  Wish wish = bench.wish(60, 10);
+  wish.settings = {prompt_settings()};
+  RequestId id = 0;
+  std::int64_t reached = 0;
+  wish.generate.progress = [&](PrefillProgress at) {
+    reached = at.done;
+    if (at.done > 20) bench.engine.cancel(id);
+    return true;
+  };
+  id = bench.submit(wish, outcome);
+  bench.run_all();
+  ASSERT_EQ(outcome.ends, 1);
+  EXPECT_EQ(outcome.result->generated.reason, StopReason::cancelled);
+  EXPECT_EQ(outcome.result->generated.read_tokens, 0);
+  EXPECT_LT(reached, 60);
+  expect_same(beside, bench.alone(other), "beside it");
+}
+
 TEST(Engine, CallbacksMaySubmitAndCancel) {
   EngineBench bench;
   const Wish wish = bench.wish(10, 5);
@@ -385,7 +409,8 @@ TEST(Engine, CountsAddUp) {
   EXPECT_EQ(bench.engine.counts().waiting, 0);
   EXPECT_EQ(bench.engine.counts().reading, 2);
   EXPECT_EQ(bench.engine.counts().step_prefilled, 32);
-  EXPECT_GT(bench.engine.counts().memory_bytes, 0u);
+  EXPECT_GT(bench.engine.counts().memory_used, 0u);
+  EXPECT_GT(bench.engine.counts().memory_reserved, bench.engine.counts().memory_used);
   bench.engine.step();
   EXPECT_EQ(bench.engine.counts().reading, 1);
   EXPECT_EQ(bench.engine.counts().decoding, 1);
@@ -394,7 +419,7 @@ TEST(Engine, CountsAddUp) {
   EXPECT_EQ(counts.prefilled_tokens, 53);
   EXPECT_EQ(counts.decoded_tokens, 4 + 6) << "the last token of each is not decoded";
   EXPECT_EQ(counts.finished, 2);
-  EXPECT_EQ(counts.memory_bytes, 0u);
+  EXPECT_EQ(counts.memory_reserved, 0u);
 }
 
 }  // namespace
