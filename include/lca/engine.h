@@ -73,8 +73,9 @@ struct EngineCounts {
   std::int64_t decoded_tokens = 0;
   std::int64_t step_prefilled = 0;  ///< tokens of prompts in the last step
   std::int64_t step_decoded = 0;    ///< generated tokens in the last step
-  std::size_t memory_bytes = 0;     ///< the most that the requests taken up can come to need
-  std::size_t memory_limit = 0;
+  std::size_t memory_used = 0;      ///< by sessions, activations and scratch after the last step
+  std::size_t memory_reserved = 0;  ///< the most that the requests taken up can come to need
+  std::size_t memory_limit = 0;     ///< what can be reserved
 };
 
 /// Requests join and leave between steps. In every step each running request decodes a token, and

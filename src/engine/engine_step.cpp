@@ -36,16 +36,21 @@ void Engine::State::counts_publish() {
   std::int64_t reading = 0;
   std::size_t held = 0;
   std::size_t work = 0;
-  for (const EngineItem& item : admitted) {
+  const ContextMemory shared = context.memory();
+  std::size_t used = shared.activations + shared.scratch;
+  for (EngineItem& item : admitted) {
     if (item.reading) ++reading;
     held += item.need.session;
     work = std::max(work, item.need.work);
+    const Memory all = item.session().memory();
+    used += all.total() - all.activations - all.scratch;
   }
   const std::lock_guard lock(mutex);
   counts.waiting = std::ssize(waiting) + std::ssize(arrived);
   counts.reading = reading;
   counts.decoding = std::ssize(admitted) - reading;
-  counts.memory_bytes = held + work;
+  counts.memory_used = used;
+  counts.memory_reserved = held + work;
   counts.step_prefilled = prefilled;
   counts.step_decoded = decoded;
   counts.prefilled_tokens += prefilled;
@@ -79,8 +84,10 @@ void Engine::State::take_up() {
       const std::exception_ptr thrown = std::current_exception();
       item.reply.reset();
       if (item.made) item.request.session.reset();
-      if (error_kind(thrown) == ErrorKind::out_of_memory && !first) {
-        blocked = true;  // it stays in front of the others
+      const ErrorKind kind = error_kind(thrown);
+      if (kind == ErrorKind::busy) throw;  // it stays in front of the others
+      if (kind == ErrorKind::out_of_memory && !first) {
+        blocked = true;
         return;
       }
       admitted.splice(admitted.end(), waiting, waiting.begin());
