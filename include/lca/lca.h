@@ -4,6 +4,7 @@
 #include <lca/cache.h>
 #include <lca/chat.h>
 #include <lca/context.h>
+#include <lca/engine.h>
 #include <lca/error.h>
 #include <lca/file_access.h>
 #include <lca/generate.h>

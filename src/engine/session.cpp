@@ -90,10 +90,12 @@ bool Session::State::rotates_as_prompt(std::int64_t count) const {
          rope.frequencies(rope_positions) == rope.frequencies(positions_spanned(count));
 }
 
-void Session::State::check(std::span<const std::int32_t> run) const {
-  if (run.empty()) fail_input("a prompt needs at least one token");
-  const std::int64_t vocabulary = model->info().vocabulary;
-  for (const std::int32_t token : run) {
+void Session::State::check(std::span<const std::int32_t> run) const { tokens_check(*model, run); }
+
+void tokens_check(const Model& model, std::span<const std::int32_t> tokens) {
+  if (tokens.empty()) fail_input("a prompt needs at least one token");
+  const std::int64_t vocabulary = model.info().vocabulary;
+  for (const std::int32_t token : tokens) {
     if (token < 0 || token >= vocabulary) {
       fail_input("token {} is not in the vocabulary of {}", token, vocabulary);
     }

@@ -69,6 +69,8 @@ struct Session::State {
   bool rotates_as_short(std::int64_t length) const;
 };
 
+/// Throws Error if a token is not in the vocabulary, or there are no tokens.
+void tokens_check(const Model& model, std::span<const std::int32_t> tokens);
 /// One entry per layer: the options' settings, or the model's.
 std::vector<Settings> settings_per_layer(const Model& model, const SessionOptions& options);
 /// With entry positions the rotation is that of a length of `positions`.

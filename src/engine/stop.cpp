@@ -1,5 +1,6 @@
+#include "engine/stop.h"
+
 #include "core/error.h"
-#include "engine/generate_steps.h"
 
 #include <algorithm>
 #include <utility>

@@ -22,6 +22,8 @@ class ModelBackend {
   virtual std::unique_ptr<SequenceCaches> caches_open(std::span<const LayerSpec> layers) const = 0;
   /// Caches from a file or from another device.
   virtual std::unique_ptr<SequenceCaches> caches_load(std::vector<Cache> caches) const = 0;
+  /// Bytes that caches, activations and scratch can still take; here, of host memory.
+  virtual std::size_t memory_free() const;
   /// The stages of one step; valid until the context runs the next one. Allocates nothing after the
   /// first step of a context.
   virtual Stages& stages(Context& context) const = 0;

@@ -2,7 +2,7 @@
 /// Replies of tiny models, for the tests of `generate`.
 
 #include "engine/byte_tokenizer.h"
-#include "engine/generate_steps.h"
+#include "engine/reply.h"
 #include "engine/saved_session.h"
 
 namespace lca::test {

@@ -19,6 +19,13 @@ inline std::vector<float> logits_of(const Session& session) {
   return {session.logits().begin(), session.logits().end()};
 }
 
+/// Everything a session holds, as bytes.
+inline std::string image(const Session& session) {
+  const ScratchFolder folder;
+  session.save(folder / "s");
+  return read_file(folder / "s");
+}
+
 /// A model with one thread, and sessions on it.
 struct Bench {
   explicit Bench(const std::string& name, Precision precision = Precision::f32)

@@ -1,7 +1,8 @@
 #include "byte_tokenizer.h"
-#include "engine/generate_steps.h"
+#include "engine/reply.h"
 #include "formats/byte_files.h"
 
+#include <functional>
 #include <random>
 
 namespace lca {
@@ -99,6 +100,29 @@ TEST(StopFilter, TheAnswerDoesNotDependOnHowTheTextIsCut) {
 
 // --- the loop -----------------------------------------------------------------------------------
 
+/// What a reply needs of a model: its next token, and that it takes one.
+struct Steps {
+  std::function<std::int32_t()> pick;
+  std::function<void(std::int32_t)> decode;
+  std::vector<std::int32_t> begun = {};
+};
+
+ReplyText text_of(const Steps& steps, const Tokenizer& tokenizer, const GenerateOptions& options,
+                  std::function<bool(std::string_view)> show = {}) {
+  ReplyText reply(tokenizer, options, std::move(show));
+  reply.resume(steps.begun);
+  while (reply.wants_token()) {
+    const std::int32_t token = steps.pick();
+    if (!reply.push(token)) break;
+    const bool last = reply.is_last();
+    steps.decode(token);
+    reply.taken();
+    EXPECT_EQ(last, !reply.wants_token());
+  }
+  reply.finish();
+  return reply;
+}
+
 /// A model that generates given tokens.
 class Script {
  public:
@@ -109,7 +133,7 @@ class Script {
     script_.push_back(token);
     return *this;
   }
-  GenerateSteps steps() {
+  Steps steps() {
     return {.pick = [this] { return script_.at(taken.size()); },
             .decode = [this](std::int32_t token) { taken.push_back(token); }};
   }
@@ -124,9 +148,9 @@ constexpr std::int32_t kEnd = 256;
 
 class Generate : public ::testing::Test {
  protected:
-  Generated run(Script& script, const GenerateOptions& options) {
+  ReplyText run(Script& script, const GenerateOptions& options) {
     shown.clear();
-    return generate_steps(script.steps(), tokenizer, options, [this](std::string_view text) {
+    return text_of(script.steps(), tokenizer, options, [this](std::string_view text) {
       shown += text;
       ++calls;
       return calls != cancel_at;
@@ -142,7 +166,7 @@ class Generate : public ::testing::Test {
 TEST_F(Generate, TokensBeyondTheTokenizerHaveNoText) {
   Script script("ab");
   script.then(5000).then('c').then(kEnd);
-  const Generated result = run(script, {.end_tokens = {kEnd}});
+  const ReplyText result = run(script, {.end_tokens = {kEnd}});
   EXPECT_EQ(result.text, "abc");
   EXPECT_EQ(result.tokens.size(), 4U);
   EXPECT_EQ(script.taken, result.tokens);
@@ -151,7 +175,7 @@ TEST_F(Generate, TokensBeyondTheTokenizerHaveNoText) {
 TEST_F(Generate, StopsAtTheEndTokenAndDoesNotTakeIt) {
   Script script("Hello");
   script.then(kEnd);
-  const Generated result = run(script, {.end_tokens = {kEnd}});
+  const ReplyText result = run(script, {.end_tokens = {kEnd}});
   EXPECT_EQ(result.text, "Hello");
   EXPECT_EQ(shown, "Hello");
   EXPECT_EQ(result.reason, StopReason::end_token);
@@ -161,7 +185,7 @@ TEST_F(Generate, StopsAtTheEndTokenAndDoesNotTakeIt) {
 
 TEST_F(Generate, StopsAtTheLengthWithEveryTokenTaken) {
   Script script("Hello");
-  const Generated result = run(script, {.max_tokens = 3, .end_tokens = {kEnd}});
+  const ReplyText result = run(script, {.max_tokens = 3, .end_tokens = {kEnd}});
   EXPECT_EQ(result.text, "Hel");
   EXPECT_EQ(result.reason, StopReason::length);
   EXPECT_EQ(script.taken, result.tokens);
@@ -170,7 +194,7 @@ TEST_F(Generate, StopsAtTheLengthWithEveryTokenTaken) {
 
 TEST_F(Generate, NoTokensAtAllIsALengthToo) {
   Script script("");
-  const Generated result = run(script, {.max_tokens = 0});
+  const ReplyText result = run(script, {.max_tokens = 0});
   EXPECT_EQ(result.reason, StopReason::length);
   EXPECT_TRUE(result.tokens.empty());
   EXPECT_EQ(calls, 0);
@@ -179,7 +203,7 @@ TEST_F(Generate, NoTokensAtAllIsALengthToo) {
 
 TEST_F(Generate, AStopStringEndsTheTextButItsTokensAreTaken) {
   Script script("Yes.\nUser: no");
-  const Generated result = run(script, {.stops = {"\nUser:"}, .end_tokens = {kEnd}});
+  const ReplyText result = run(script, {.stops = {"\nUser:"}, .end_tokens = {kEnd}});
   EXPECT_EQ(result.text, "Yes.");
   EXPECT_EQ(shown, "Yes.");
   EXPECT_EQ(result.reason, StopReason::stop_string);
@@ -197,7 +221,7 @@ TEST_F(Generate, WithheldTextIsEmittedAtTheEnd) {
 TEST_F(Generate, CharactersAreEmittedWhole) {
   Script script("é!");
   std::vector<std::string> pieces;
-  generate_steps(script.steps(), tokenizer, {.max_tokens = 3}, [&](std::string_view text) {
+  text_of(script.steps(), tokenizer, {.max_tokens = 3}, [&](std::string_view text) {
     pieces.emplace_back(text);
     return true;
   });
@@ -206,7 +230,7 @@ TEST_F(Generate, CharactersAreEmittedWhole) {
 
 TEST_F(Generate, HalfACharacterAtTheEndBecomesAReplacement) {
   Script script("a\xc3");
-  const Generated result = run(script, {.max_tokens = 2});
+  const ReplyText result = run(script, {.max_tokens = 2});
   EXPECT_EQ(result.text, "a\xef\xbf\xbd");
   EXPECT_EQ(shown, result.text);
 }
@@ -218,13 +242,13 @@ TEST_F(Generate, AReplyInTwoPiecesIsTheReplyInOne) {
     const std::string whole = run(script, {.max_tokens = size, .stops = {"\nUser:"}}).text;
     for (std::int64_t cut = 0; cut <= size; ++cut) {
       Script again(text);
-      const Generated first = run(again, {.max_tokens = cut, .stops = {"\nUser:"}, .open = true});
+      const ReplyText first = run(again, {.max_tokens = cut, .stops = {"\nUser:"}, .open = true});
       if (first.reason == StopReason::stop_string) continue;
       const std::vector<std::int32_t> said = again.taken;
-      GenerateSteps steps = again.steps();
+      Steps steps = again.steps();
       steps.begun = said;
-      const Generated second =
-          generate_steps(steps, tokenizer, {.max_tokens = size - cut, .stops = {"\nUser:"}});
+      const ReplyText second =
+          text_of(steps, tokenizer, {.max_tokens = size - cut, .stops = {"\nUser:"}});
       EXPECT_EQ(first.text + second.text, whole) << cut;
     }
   }
@@ -233,15 +257,15 @@ TEST_F(Generate, AReplyInTwoPiecesIsTheReplyInOne) {
 TEST_F(Generate, AReplyResumedAfterAStopStringSearchesOnlyNewText) {
   Script script("a.b.");
   const std::vector<std::int32_t> said = {'x', '.'};
-  GenerateSteps steps = script.steps();
+  Steps steps = script.steps();
   steps.begun = said;
-  EXPECT_EQ(generate_steps(steps, tokenizer, {.max_tokens = 4, .stops = {"."}}).text, "a");
+  EXPECT_EQ(text_of(steps, tokenizer, {.max_tokens = 4, .stops = {"."}}).text, "a");
 }
 
 TEST_F(Generate, TheCallbackCanCancelAfterAnyToken) {
   Script script("Hello");
   cancel_at = 2;
-  const Generated result = run(script, {});
+  const ReplyText result = run(script, {});
   EXPECT_EQ(result.reason, StopReason::cancelled);
   EXPECT_EQ(result.text, "He");
   EXPECT_EQ(script.taken, result.tokens);
@@ -257,7 +281,7 @@ TEST_F(Generate, SpecialTokensAreEmittedOnlyOnRequest) {
 
 TEST_F(Generate, TheCallbackIsOptional) {
   Script script("ab");
-  EXPECT_EQ(generate_steps(script.steps(), tokenizer, {.max_tokens = 2}).text, "ab");
+  EXPECT_EQ(text_of(script.steps(), tokenizer, {.max_tokens = 2}).text, "ab");
 }
 
 TEST_F(Generate, ReasonsHaveNames) {

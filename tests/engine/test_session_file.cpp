@@ -6,7 +6,7 @@
 
 #include "core/bytes.h"
 #include "engine/byte_tokenizer.h"
-#include "engine/generate_steps.h"
+#include "engine/reply.h"
 #include "engine/saved_session.h"
 
 namespace lca::test {

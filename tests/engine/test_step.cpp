@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <latch>
 #include <thread>
 
@@ -20,18 +19,6 @@
 
 namespace lca::test {
 namespace {
-
-std::string bytes_of_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-/// Everything a session holds, as bytes.
-std::string image(const Session& session) {
-  const ScratchFolder folder;
-  session.save(folder / "s");
-  return bytes_of_file(folder / "s");
-}
 
 Step step_of(Session& session, std::span<const std::int32_t> tokens, bool prompt) {
   Step step;

@@ -8,13 +8,6 @@
 namespace lca::test {
 namespace {
 
-/// Everything a session holds, as bytes.
-std::string image(const Session& session) {
-  const ScratchFolder folder;
-  session.save(folder / "s");
-  return read_file(folder / "s");
-}
-
 // Chunks of few rows: oneDNN, which may crash, is not called.
 TEST(StepMemory, EveryAllocationMayFailWhileAPromptWaitsForItsEnd) {
   if (!allocations_are_counted()) GTEST_SKIP() << "sanitizers have allocators of their own";

@@ -11,13 +11,13 @@ namespace lca {
 namespace {
 
 constexpr std::size_t kMostParts = 64;
-constexpr std::size_t kLongestText = 1024;  // of a replacement
+constexpr std::size_t kLongestReplacement = 1024;  // of a replacement
 
 /// Text that a step puts into other text; a long one would let texts explode.
 std::string short_text(const JsonObject& object, std::string_view name) {
   std::string text = object.text(name);
-  if (text.size() > kLongestText) {
-    object.fail(name, fmt::format("at most {} bytes", kLongestText));
+  if (text.size() > kLongestReplacement) {
+    object.fail(name, fmt::format("at most {} bytes", kLongestReplacement));
   }
   return text;
 }
