@@ -87,6 +87,13 @@ class CudaBackend final : public ModelBackend {
   std::size_t activation_bytes(std::int64_t rows) const override {
     return CudaStages::activation_bytes(model_, rows);
   }
+  /// What is free, and what activations hold already.
+  std::size_t memory_free() const override {
+    const DeviceScope scope(model_.device);
+    std::size_t free = 0, all = 0;
+    check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
+    return free + *stages_->bytes();
+  }
   std::size_t cache_bytes(std::span<const LayerSpec> layers, std::int64_t length) const override {
     return CacheStore::sequence_bytes(layers, groups_, length).total();
   }

@@ -177,9 +177,9 @@ void Products::multiply(const Product& product, void* scratch, cudaStream_t stre
   const Plan& plan = state_->plan_for(product);
   const float before = product.accumulate ? 1 : 0;
   blas_check(
-      cublasLtMatmul(state_->handle.get(), plan.operation.get(), &product.alpha, product.b, plan.b.get(),
-                     product.a, plan.a.get(), &before, product.c, plan.c.get(), product.c,
-                     plan.c.get(), &plan.algorithm, scratch, kScratchBytes, stream),
+      cublasLtMatmul(state_->handle.get(), plan.operation.get(), &product.alpha, product.b,
+                     plan.b.get(), product.a, plan.a.get(), &before, product.c, plan.c.get(),
+                     product.c, plan.c.get(), &plan.algorithm, scratch, kScratchBytes, stream),
       "multiplying matrices on the GPU");
 }
 
