@@ -74,16 +74,14 @@ shared=(
   CudaCondense.EqualAndHugeScoresStayNumbersAndTiesGoToTheFirst
   CudaQueryMeans.RopeRotatesQueriesInPlaceAndMeansAreOfRotatedOnes
   CudaGroups.PagesGiveBackWhatWasAppendedWithinTheirPrecision
-  CudaDecode.TwoStepsOfEveryPortableKernel
-  CudaDecode.FewBlocksAlone
-  CudaDecode.FewBlocksInPairs
-  CudaDecode.FewBlocksInLargeClusters
-  CudaDecodeEntry.TwoStepsOfEveryPortableKernel
-  CudaDecodeEntry.FewBlocksInClustersOfEverySize
+  'CudaDecode.TwoStepsOfEveryPortableKernel/*'
+  'CudaDecode.FewBlocksAlone/*'
+  'CudaDecode.FewBlocksInPairs/*'
+  'CudaDecode.FewBlocksInLargeClusters/*'
 )
 sanitize memcheck "${shared[@]}" CudaPrefill.ReadsViewsIntoLargerTensors \
   CudaQueryMeans.AbsorbedMeansMatchASumOverHeads \
-  CudaLayer.GoesOnWithAPromptAfterDecoding CudaExchange.WhatDoesNotFitIsRefused \
+  'CudaLayer.GoesOnWithAPromptAfterDecoding/*' CudaExchange.WhatDoesNotFitIsRefused \
   CudaCalls.ReplaysEqualStepsOneByOneBitForBit CudaStore.SlotsAndPagesComeBack
 sanitize racecheck "${shared[@]}"
 

@@ -1,9 +1,12 @@
 #pragma once
-/// The shapes that decode is tested with: one for each kernel and way of sharing heads.
+/// What decode is tested with: a shape for each kernel and way of sharing heads, and both kinds of
+/// positions.
 
+#include <initializer_list>
 #include <string>
 #include <vector>
 
+#include "attention/rotate.h"
 #include "cuda/decode_run.h"
 
 namespace lca::test {
@@ -27,6 +30,22 @@ inline const std::vector<Shaped>& shapes() {
   return all;
 }
 
+inline constexpr std::initializer_list<std::size_t> kAllShapes = {0, 1, 2, 3, 4, 5, 6, 7};
+
+/// Entry positions: both layouts, and now and then a part of the channels alone.
+inline Rotation rotation_for(const AttentionShape& shape, std::uint64_t number) {
+  const std::int64_t width = shape.d_positional();
+  Rotation rotation = rotation_plain(number % 3 == 2 ? width - 6 : width, 50);
+  rotation.layout = number % 2 == 0 ? RopeLayout::halves : RopeLayout::adjacent;
+  return rotation;
+}
+
+/// The case's next seed, and with entry positions a rotation of its own.
+inline void case_next(DecodeCase& c, Positions positions) {
+  ++c.seed;
+  c.rotation = positions == Positions::entry ? rotation_for(c.shape, c.seed) : Rotation{};
+}
+
 /// Runs it with both kinds of kernels; stops at the first step that is wrong.
 inline void expect_right(DecodeCase c) {
   for (const Kernels kernels : {Kernels::fast, Kernels::portable}) {
@@ -36,12 +55,14 @@ inline void expect_right(DecodeCase c) {
   }
 }
 
-inline void expect_right_everywhere(DecodeCase c) {
+/// The same for some shapes, each with a seed of its own.
+inline void expect_right(DecodeCase c, Positions positions,
+                         std::initializer_list<std::size_t> which) {
   const std::string name = c.name;
-  for (const Shaped& shaped : shapes()) {
-    c.name = name + ", " + shaped.name;
-    c.shape = shaped.shape;
-    ++c.seed;
+  for (const std::size_t i : which) {
+    c.name = name + ", " + shapes()[i].name;
+    c.shape = shapes()[i].shape;
+    case_next(c, positions);
     expect_right(c);
   }
 }

@@ -27,6 +27,8 @@
 namespace lca::test {
 
 inline constexpr double kToleranceLog = 6e-3;
+/// ‖Δout‖ with entry positions at small widths.
+inline constexpr double kEntryTolerance = 1.2e-2;
 
 // What counts as a near tie (mechanism §3). Summaries are float32 sums, so nothing more is excused.
 inline constexpr double kMarginExcused = 1e-3;
@@ -297,6 +299,13 @@ inline LayerSpec spec_of(const AttentionShape& shape, const Settings& settings) 
   spec.shape = shape;
   spec.settings = settings;
   spec.dtype = DType::bf16;
+  return spec;
+}
+
+inline LayerSpec entry_spec(const AttentionShape& shape, const Settings& settings, Random& random) {
+  LayerSpec spec = spec_of(shape, settings);
+  spec.settings.positions = Positions::entry;
+  spec.rotation = random_rotation(random, shape.d_positional());
   return spec;
 }
 
