@@ -151,8 +151,6 @@ void slice_run(const ExpertsShape& shape, const ExpertsWeights& weights, const E
 
 }  // namespace
 
-int few_rows_most = kFewRows, stream_rows_most = kStreamRows;
-
 std::size_t experts_workspace(const ExpertsShape& shape, std::int64_t rows) {
   shape_check(shape);
   DeviceCarver carver;
@@ -163,9 +161,9 @@ std::size_t experts_workspace(const ExpertsShape& shape, std::int64_t rows) {
 ExpertsPath experts_path(const ExpertsShape& shape, std::int64_t rows, Kernels kernels,
                          const Device& device) {
   if (kernels == Kernels::portable) return ExpertsPath::portable;
-  if (rows <= few_rows_most && device.hopper() && few_fits(shape)) return ExpertsPath::few;
+  if (rows <= kFewRows && device.hopper() && few_fits(shape)) return ExpertsPath::few;
   if (!device.hopper() || !grouped_has_fast(shape)) return ExpertsPath::portable;
-  return rows <= stream_rows_most ? ExpertsPath::stream : ExpertsPath::grouped;
+  return rows <= kStreamRows ? ExpertsPath::stream : ExpertsPath::grouped;
 }
 
 void experts_run(const ExpertsShape& shape, const ExpertsWeights& weights, const ExpertsCall& call,

@@ -1,13 +1,15 @@
 /// Experts of up to eight rows: weights go through registers once.
 ///
 /// Shapes     x [rows ≤ 8][hidden]; DeepSeek-V2-Lite: hidden 2048, width 1408, 6 + 2 experts a row.
-/// Moving     first kernel: a warp has 16 stored rows of gate and up (eight of each) of an expert
-///            that was hit and all of their inner dimension. Second kernel: a block has 16 rows of
-///            the residual and runs over the experts hit as one long inner dimension, divided among
-///            its warps; the sum goes straight to the residual. Lanes load weights as they lie in
-///            memory and hand them to the tensor cores without shared memory. All rows pass all
-///            experts; a weight of 0 removes those that did not choose one.
-/// Overlap    the second kernel has its first weights before the first kernel ends.
+/// Moving     a cluster computes the logits, its first block chooses and lists the experts hit.
+///            First product: a block has 16 stored rows of gate and up (eight of each) of one
+///            expert at a time, and divides their inner dimension among its warps. Second product:
+///            a block has 16 channels of the residual and runs over the experts hit as one long
+///            inner dimension; the sum goes straight to the residual. Lanes load weights as they
+///            lie in memory and hand them to the tensor cores without shared memory. All rows pass
+///            all experts; a weight of 0 removes those that did not choose one.
+/// Overlap    the first product begins with the shared experts while the others are being chosen;
+///            the second has its first weights before the first ends.
 /// Bounds     one row: 138 MB of weights, 32 µs at 4.27 TB/s.
 
 #include <algorithm>
@@ -22,6 +24,10 @@
 namespace lca::cuda {
 namespace {
 
+constexpr int kFewWarps = 16;
+constexpr int kFewThreads = 32 * kFewWarps;
+constexpr int kFewBatch = 4;     // steps of 32 values whose loads are issued together
+constexpr int kFewAhead = 1;     // batches under way beside the one that is multiplied
 constexpr int kFewPadding = 32;  // values behind a row of x: no bank conflicts
 
 struct FewParams {
@@ -133,17 +139,12 @@ __global__ void __launch_bounds__(32 * kFewRouterWarps) few_route(FewParams p) {
 struct FewRange {
   int begin, end;
 };
-template <int kFewWarps>
 __device__ __forceinline__ FewRange few_range(int steps, int warp) {
   return {static_cast<int>(std::int64_t{steps} * warp / kFewWarps),
           static_cast<int>(std::int64_t{steps} * (warp + 1) / kFewWarps)};
 }
 
-/// Batch: steps of 32 values whose loads are issued together. Ahead: batches under way beside the
-/// one that is multiplied.
-template <int kFewWarps, int kFewBatch, int kAhead>
-__global__ void __launch_bounds__(32 * kFewWarps, 1) few_gate_up(FewParams p) {
-  constexpr int kFewThreads = 32 * kFewWarps;
+__global__ void __launch_bounds__(kFewThreads, 1) few_gate_up(FewParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ float sums[2][kFewWarps][16 * kFewRows];
   bf16* const x = reinterpret_cast<bf16*>(memory);
@@ -151,12 +152,12 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) few_gate_up(FewParams p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int r = lane / 4, q = lane % 4;
   const int blocks = p.width / 8;  // of 16 stored rows, of one expert
-  const FewRange range = few_range<kFewWarps>(p.hidden / 32, warp);
+  const FewRange range = few_range(p.hidden / 32, warp);
   const int batches = (p.hidden / 32 + kFewWarps * kFewBatch - 1) / (kFewWarps * kFewBatch);
 
   // Loads of batch `batch` of a unit; units from `known` on need the choice first.
   int known = p.shared * blocks, units = known;
-  uint4 under_way[kAhead + 1][kFewBatch][2];
+  uint4 under_way[kFewAhead + 1][kFewBatch][2];
   const auto fetch = [&](uint4(&to)[kFewBatch][2], int unit, int batch) {
     if (unit >= known) {  // the same for the whole block
       if (known == units && units == p.shared * blocks) {
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) few_gate_up(FewParams p) {
     }
   };
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
+  for (int i = 0; i < kFewAhead; ++i) {
     fetch(under_way[i], next_unit, next_batch);
     advance();
   }
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) few_gate_up(FewParams p) {
   for (int unit = blockIdx.x;; unit += gridDim.x, ++turn) {
     float sum[4] = {};
     for (int batch = 0; batch < batches; ++batch) {
-      fetch(under_way[kAhead], next_unit, next_batch);
+      fetch(under_way[kFewAhead], next_unit, next_batch);
       advance();
       if (unit >= units) break;
 #pragma unroll
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) few_gate_up(FewParams p) {
                       *reinterpret_cast<const uint4*>(x_lane + step * 32));
       }
 #pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
+      for (int a = 0; a < kFewAhead; ++a) {
 #pragma unroll
         for (int i = 0; i < kFewBatch; ++i) {
           under_way[a][i][0] = under_way[a + 1][i][0];
@@ -252,9 +253,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) few_gate_up(FewParams p) {
   }
 }
 
-/// Batch: steps of 32 values whose loads are issued together.
-template <int kFewWarps, int kFewBatch>
-__global__ void __launch_bounds__(32 * kFewWarps, 1) few_down(FewParams p) {
+__global__ void __launch_bounds__(kFewThreads, 1) few_down(FewParams p) {
   __shared__ float sums[kFewWarps][16 * kFewRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int r = lane / 4, q = lane % 4;
@@ -262,7 +261,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1) few_down(FewParams p) {
   const int hits = load_after_wait(p.few.hits);
   const int steps_each = p.width / 32;
   const int steps = hits * steps_each;
-  const auto [begin, end] = few_range<kFewWarps>(steps, warp);
+  const auto [begin, end] = few_range(steps, warp);
   const std::int64_t expert_size = std::int64_t{p.hidden} * p.width;
   const bf16* const down =
       p.down + (std::int64_t{blockIdx.x} * 16 + r) * p.width + 8 * q;  // of expert 0
@@ -328,11 +327,8 @@ bool few_fits(const ExpertsShape& shape) {
   return shape.hidden % 32 == 0 && shape.width % 32 == 0 && few_shared_bytes(shape) <= 160 * 1024;
 }
 
-int few_tuning = 0;
-
-template <int kFewWarps, int kFewBatch, int kAhead>
-void few_launch(const ExpertsShape& shape, const ExpertsWeights& weights, const Few& few,
-                const Queue& queue) {
+void few_run(const ExpertsShape& shape, const ExpertsWeights& weights, const Few& few,
+             const Queue& queue) {
   const FewParams params{few,          shape.route, weights.gate_up, weights.down,
                          shape.hidden, shape.width, shape.shared};
   cudaLaunchAttribute route_attributes[2];
@@ -340,40 +336,14 @@ void few_launch(const ExpertsShape& shape, const ExpertsWeights& weights, const 
                                                          kFewCluster, queue, route_attributes);
   check(cudaLaunchKernelEx(&route_config, few_route, params), "choosing the experts of few rows");
   const std::size_t bytes = few_shared_bytes(shape);
-  queue.device->shared_allow(
-      reinterpret_cast<const void*>(few_gate_up<kFewWarps, kFewBatch, kAhead>), bytes);
-  cudaLaunchAttribute attributes[1];
-  cudaLaunchConfig_t config{};
+  queue.device->shared_allow(reinterpret_cast<const void*>(few_gate_up), bytes);
   const int hits =
       std::min(few.route.rows * shape.route.per_token, shape.route.experts) + shape.shared;
-  const int units = hits * (shape.width / 8);
-  config.gridDim = dim3(static_cast<unsigned>(std::min(units, queue.device->multiprocessors)));
-  config.blockDim = dim3(32 * kFewWarps);
-  config.dynamicSmemBytes = bytes;
-  config.stream = queue.stream;
-  config.attrs = attributes;
-  overlap_allow(*queue.device, config);
-  check(cudaLaunchKernelEx(&config, few_gate_up<kFewWarps, kFewBatch, kAhead>, params),
-        "launching the experts of few rows");
-  config.gridDim = dim3(static_cast<unsigned>(shape.hidden / 16));
-  config.dynamicSmemBytes = 0;
-  check(cudaLaunchKernelEx(&config, few_down<kFewWarps, 4>, params),
-        "launching the experts of few rows");
-}
-
-void few_run(const ExpertsShape& shape, const ExpertsWeights& weights, const Few& few,
-             const Queue& queue) {
-  switch (few_tuning) {
-    case 0:
-      few_launch<16, 2, 4>(shape, weights, few, queue);
-      break;
-    case 1:
-      few_launch<16, 4, 1>(shape, weights, few, queue);
-      break;
-    default:
-      few_launch<16, 2, 3>(shape, weights, few, queue);
-      break;
-  }
+  const int blocks = std::min(hits * (shape.width / 8), queue.device->multiprocessors);
+  launch_overlapping(few_gate_up, dim3(static_cast<unsigned>(blocks)), kFewThreads, bytes, queue,
+                     params);
+  launch_overlapping(few_down, dim3(static_cast<unsigned>(shape.hidden / 16)), kFewThreads, 0,
+                     queue, params);
 }
 
 }  // namespace lca::cuda

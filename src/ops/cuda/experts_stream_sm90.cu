@@ -1,13 +1,12 @@
 /// Grouped products on Hopper for few rows: bound by reading the weights of the experts hit.
 ///
-/// Shapes     a tile is 64 or 128 weight rows of one expert (one or two warp groups) × up to as
-/// many
-///            of its sorted rows, in products of four widths: weights are the large operand.
-/// Moving     one warp fills a ring of stages (64 weight rows × 128 values or 128 × 64, and as much
-///            of the rows) by TMA; warp groups multiply 64 weight rows each with wgmma and write
-///            results as they lie in registers, two bytes at a time, which is little beside the
-///            weights. Rows come from L2 once for each tile: with more rows tiles are larger, or
-///            L2 would be the limit.
+/// Shapes     a tile is 128 weight rows of one expert × up to 128 of its sorted rows, in products
+/// of
+///            16, 32, 64 or 128 columns: weights are the large operand.
+/// Moving     one warp fills a ring of stages (64 values of 128 weight rows, and of the rows) by
+///            TMA; two warp groups multiply 64 weight rows each with wgmma and write results as
+///            they lie in registers, two bytes at a time, which is little beside the weights. Rows
+///            come from L2 once for each tile.
 /// Work       a persistent grid over (expert, weight rows, rows), rows fastest: an expert with more
 ///            rows than a tile finds its weights in L2 again.
 /// Overlap    the ring's first weights are loaded before the kernel ahead ends.
@@ -273,23 +272,11 @@ void flow_launch(const Grouped& grouped, const GroupedRows& rows, const Queue& q
 
 }  // namespace
 
-int flow_tuning = 0;
-
 void grouped_stream_sm90(const Grouped& grouped, const GroupedRows& rows, const Queue& queue) {
   if (grouped.sorted_rows == 0) return;
-  using Small = FlowTile<1, 2, 64, 6>;
-  using Wide = FlowTile<2, 1, 128, 6>;
-  using Long = FlowTile<2, 2, 64, 4>;
-  if (flow_tuning == 1) {
-    grouped.glu ? flow_launch<true, Small>(grouped, rows, queue)
-                : flow_launch<false, Small>(grouped, rows, queue);
-  } else if (flow_tuning == 0) {
-    grouped.glu ? flow_launch<true, Wide>(grouped, rows, queue)
-                : flow_launch<false, Wide>(grouped, rows, queue);
-  } else {
-    grouped.glu ? flow_launch<true, Long>(grouped, rows, queue)
-                : flow_launch<false, Long>(grouped, rows, queue);
-  }
+  using Tile = FlowTile<2, 1, 128, 6>;
+  grouped.glu ? flow_launch<true, Tile>(grouped, rows, queue)
+              : flow_launch<false, Tile>(grouped, rows, queue);
 }
 
 }  // namespace lca::cuda

@@ -36,6 +36,9 @@ struct Route {
   float* weights = nullptr;  ///< [rows][per_token]
 };
 
+/// Enqueues the logits alone.
+void route_logits(const RouteRule& rule, const Route& route, const Queue& queue);
+
 /// Enqueues logits, choice and weights.
 void route_choose(const RouteRule& rule, const Route& route, const Queue& queue);
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/cuda/overlap.cuh"
 #include "core/cuda/warp_ops.cuh"
 
 namespace lca::cuda {
@@ -39,6 +40,27 @@ __device__ __forceinline__ void grid_release() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
+}
+
+/// A launch that may overlap with the kernel ahead.
+template <typename... Parameters, typename... Arguments>
+void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t bytes,
+                        const Queue& queue, Arguments... arguments) {
+  cudaLaunchAttribute attributes[1];
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = bytes;
+  config.stream = queue.stream;
+  config.attrs = attributes;
+  overlap_allow(*queue.device, config);
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...),
+        "launching a kernel");
+}
+
+/// Blocks for `count` things, `size` each.
+inline unsigned launch_pieces(std::int64_t count, std::int64_t size) {
+  return static_cast<unsigned>((count + size - 1) / size);
 }
 
 }  // namespace lca::cuda

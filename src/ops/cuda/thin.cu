@@ -143,24 +143,19 @@ bool thin_aligned(const Thin& t) {
 
 template <int Tiles, int Blocks, int Steps, int Split>
 void thin_launch(const Thin& thin, const Queue& queue) {
-  constexpr int columns = 16 * Blocks * (kThinWarps / Split);
-  cudaLaunchAttribute attributes[1];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>((thin.columns + columns - 1) / columns),
-                        static_cast<unsigned>(thin.batch));
-  config.blockDim = dim3(kThinThreads);
-  config.stream = queue.stream;
-  config.attrs = attributes;
-  overlap_allow(*queue.device, config);
-  check(cudaLaunchKernelEx(&config, thin_wide<Tiles, Blocks, Steps, Split>, thin),
-        "multiplying a few rows on the GPU");
+  constexpr int kColumns = 16 * Blocks * (kThinWarps / Split);
+  const dim3 grid(launch_pieces(thin.columns, kColumns), static_cast<unsigned>(thin.batch));
+  launch_overlapping(thin_wide<Tiles, Blocks, Steps, Split>, grid, kThinThreads, 0, queue, thin);
 }
 
 }  // namespace
 
 bool thin_fits(const Thin& thin) {
-  return thin.rows >= 1 && thin.rows <= kThinRows && thin.inner >= 64 && thin_aligned(thin) &&
-         (!thin.accumulate || thin.y_float);
+  // Measured on an H200: beyond this cuBLASLt is as fast or faster.
+  constexpr std::int64_t kSmall = std::int64_t{8} << 20;
+  const std::int64_t weights = std::int64_t{thin.columns} * thin.inner * thin.batch;
+  return thin.rows >= 1 && (thin.rows <= 8 || (thin.rows <= 16 && weights <= kSmall)) &&
+         thin.inner >= 64 && thin_aligned(thin) && (!thin.accumulate || thin.y_float);
 }
 
 void thin_multiply(const Thin& thin, const Queue& queue) {
