@@ -1,16 +1,26 @@
 #include <lca/generate.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "core/error.h"
-#include "core/stopwatch.h"
 #include "engine/generate_steps.h"
 #include "engine/sampler.h"
 #include "engine/session_state.h"
 
 namespace lca {
 namespace {
+
+class Watch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
 
 /// One call of `generate`.
 class Reply {
@@ -24,7 +34,9 @@ class Reply {
         on_piece_(on_piece),
         sampler_(options.sampling),
         reused_(session.length()) {
-    max_tokens_check(options);
+    if (options.max_tokens < 0) {
+      fail_input("max_tokens is {}; it must be 0 or more", options.max_tokens);
+    }
     if (options.top_logprobs < 0 || options.top_logprobs > session.model().info().vocabulary) {
       fail_input("top_logprobs is {}; it takes 0 to {}", options.top_logprobs,
                  session.model().info().vocabulary);
@@ -138,7 +150,7 @@ class Reply {
   const std::function<bool(const GeneratePiece&)>& on_piece_;
   Sampler sampler_;
   std::int64_t reused_;
-  Stopwatch watch_;
+  Watch watch_;
   double prefill_seconds_ = 0, first_seconds_ = 0, decode_seconds_ = 0;
   Generated partial_;  // the reply so far, for a call that ends with an error
   std::vector<float> adjusted_;

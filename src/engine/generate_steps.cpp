@@ -19,16 +19,12 @@ std::string_view stop_reason_name(StopReason reason) {
   return "cancelled";
 }
 
-void max_tokens_check(const GenerateOptions& options) {
-  if (options.max_tokens < 0) {
-    fail_input("max_tokens is {}; it must be 0 or more", options.max_tokens);
-  }
-}
-
 Generated generate_steps(const GenerateSteps& steps, const Tokenizer& tokenizer,
                          const GenerateOptions& options,
                          const std::function<bool(std::string_view)>& on_text) {
-  max_tokens_check(options);
+  if (options.max_tokens < 0) {
+    fail_input("max_tokens is {}; it must be 0 or more", options.max_tokens);
+  }
   Generated result;
   StreamDecoder decoder(tokenizer, options.with_special);
   StopFilter filter(options.stops);

@@ -38,9 +38,6 @@ struct GenerateSteps {
   std::span<const std::int32_t> begun = {};  ///< how the reply began, where it is resumed
 };
 
-/// Throws Error if it is negative.
-void max_tokens_check(const GenerateOptions& options);
-
 /// The loop over any steps. Of `options` it uses those that decide when a reply ends and what its
 /// text is. `on_text` is called after every token with the text to emit, which may be empty;
 /// returning false cancels. Fills text, tokens and reason.
