@@ -8,10 +8,10 @@
 #include "attention/cuda/views.h"
 #include "attention/rotate.h"
 #include "bench/cuda/bench.h"
-#include "ops/cuda/random_fill.h"
 #include "core/cuda/memory.h"
 #include "core/cuda/transfer.h"
 #include "ops/cuda/product.h"
+#include "ops/cuda/random_fill.h"
 
 namespace lca::cuda {
 
