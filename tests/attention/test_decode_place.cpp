@@ -25,12 +25,14 @@ struct Step {
   int ring = 0;
   int blocks = 1;
   int fewest_tiles = 1;
+  int exact_tile = kTile;
 
   std::string text() const {
     return "g " + std::to_string(layout.group) + ", w " + std::to_string(layout.window) + ", s " +
            std::to_string(layout.sink) + ", length " + std::to_string(length) + ", ring " +
            std::to_string(ring) + ", blocks " + std::to_string(blocks) + " of " +
-           std::to_string(fewest_tiles) + " tiles";
+           std::to_string(fewest_tiles) + " tiles, of " + std::to_string(exact_tile) +
+           " exact tokens";
   }
 };
 
@@ -42,7 +44,7 @@ void expect_everything_once(const Step& step) {
   std::vector<int> tokens(static_cast<std::size_t>(step.length) + 1);
   int next_tile = 0, active = 0, token_owners = 0, group_owners = 0;
   for (int block = 0; block < step.blocks; ++block) {
-    const Schedule tiles(at, step.blocks, step.fewest_tiles, block);
+    const Schedule tiles(at, step.blocks, step.fewest_tiles, block, step.exact_tile);
     // A block without tiles comes after all that have some.
     ASSERT_EQ(tiles.first, block < tiles.active ? next_tile : tiles.count);
     ASSERT_EQ(tiles.first < tiles.last, block < tiles.active);
@@ -54,7 +56,7 @@ void expect_everything_once(const Step& step) {
     for (int i = tiles.first; i < tiles.last; ++i) {
       const Rows rows = tiles(i);
       ASSERT_GT(rows.count, 0);
-      ASSERT_LE(rows.count, kTile);
+      ASSERT_LE(rows.count, rows.kind == Rows::page ? kTile : step.exact_tile);
       ASSERT_EQ(rows.kind != Rows::made, i < tiles.loads);
       for (int k = 0; k < rows.count; ++k) {
         const int entry = rows.first + k;
@@ -110,6 +112,7 @@ TEST(DecodePlace, ABlockOfEverySizeReadsItsTilesOnce) {
     step.length = draw(0, 3000);
     step.blocks = draw(1, 24);
     step.fewest_tiles = draw(1, 6);
+    step.exact_tile = draw(0, 1) == 0 ? kTile : kTile / 2;
     ASSERT_NO_FATAL_FAILURE(expect_everything_once(step));
     if (::testing::Test::HasNonfatalFailure()) return;
   }

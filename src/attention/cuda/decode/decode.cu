@@ -1,5 +1,6 @@
 // The decode step's host side: which kernel, and how the work is cut over the GPU. The kernels are
-// in decode_sm90.cu, decode_mla.cu and decode_gqa.cu (decode_fast.cuh), and decode_generic.cu.
+// in decode_sm90.cu, decode_quantised_sm90.cu, decode_mla.cu and decode_gqa.cu (decode_fast.cuh),
+// and decode_generic.cu.
 
 #include "attention/cuda/decode/decode.h"
 
@@ -64,9 +65,9 @@ constexpr int kMostPartials = 24;
 // Tokens for which a plan should stay good.
 constexpr std::int64_t kPlanTokens = 256;
 
-std::int64_t entries_at(const Layout& layout, std::int64_t length, std::int64_t longest) {
+Visible seen_at(const Layout& layout, std::int64_t length, std::int64_t longest) {
   const std::int64_t n = std::max<std::int64_t>(1, std::min(length + kPlanTokens, longest));
-  return std::max<std::int64_t>(1, layout.visible(n - 1).pairs());
+  return layout.visible(n - 1);
 }
 
 /// Blocks that run at once in clusters of 2, 4 or 8.
@@ -94,13 +95,18 @@ DecodePlan decode_plan(const Device& gpu, const AttentionShape& shape, const Set
 
   if (batch == 0) return {};
   std::int64_t most = 1;
-  const bool pages = clusters && stream_fits(gpu, shape, settings.method, type);
+  const bool pages = clusters && stream_fits(gpu, shape);
+  const bool quantised = type != GroupType::bf16 && settings.method == MethodKind::lca;
   // Whole tiles, some of them not full: after the representatives, at the ends of sink, ring and
   // window, and one for the representative of the step.
   const std::int64_t unit = pages ? kPageRows : 1;
   const auto units_at = [&](std::int64_t length) {
-    const std::int64_t entries = entries_at(layout, length, longest);
-    return pages ? (entries + kPageRows - 1) / kPageRows + 3 : entries;
+    const Visible seen = seen_at(layout, length, longest);
+    const std::int64_t entries = std::max<std::int64_t>(1, seen.pairs());
+    if (!pages) return entries;
+    // Tiles of exact tokens are half as long beside quantised pages.
+    const std::int64_t halves = quantised ? entries - seen.groups : 0;
+    return (entries + halves + kPageRows - 1) / kPageRows + 3;
   };
   for (int i = 0; i < batch; ++i) most = std::max(most, units_at(lengths[i]));
   const double partial_entries =
@@ -204,9 +210,9 @@ void decode(const Decode& step, const DecodePlan& plan, void* workspace, Kernels
   if (!kernel.fast) {
     launch_generic(args, queue);
   } else if (kernels == Kernels::fast && plan.chunk % kPageRows == 0 &&
-             step.exact.semantic != nullptr &&
-             stream_fits(*queue.device, step.shape, step.settings.method, step.pool.type)) {
-    launch_stream(args, queue);
+             step.exact.semantic != nullptr && stream_fits(*queue.device, step.shape)) {
+    condenses&& step.pool.type != GroupType::bf16 ? launch_stream_quantised(args, queue)
+                                                  : launch_stream(args, queue);
   } else if (step.shape.form == Form::mla) {
     launch_mla(args, queue);
   } else {

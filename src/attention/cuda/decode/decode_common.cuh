@@ -47,11 +47,12 @@ struct Shape {
 Shape kernel_shape(const Device& device, const AttentionShape& shape, const Settings& settings);
 
 void launch_mla(const Args& args, const Queue& queue);
-/// Hopper's kernel for wide latents: whether it takes this, in chunks of whole pages. `type` is
-/// looked at where there are representatives.
-bool stream_fits(const Device& device, const AttentionShape& shape, MethodKind method,
-                 GroupType type);
+/// Hopper's kernels for wide latents: whether they take this, in chunks of whole pages.
+bool stream_fits(const Device& device, const AttentionShape& shape);
 void launch_stream(Args args, const Queue& queue);
+void launch_stream_quantised(Args args, const Queue& queue);
+/// Exact tokens of a tile where representatives are quantised: a stage holds as many.
+inline constexpr int kExactTile = kTile / 2;
 void launch_gqa(const Args& args, const Queue& queue);
 /// Blocks of these kernels that run at once in clusters of this size.
 int slots_mla(const Device& device, const AttentionShape& shape, int cluster);
@@ -63,13 +64,17 @@ __device__ inline int chunk_of(const Args& args, int entries) {
   return max(args.chunk, (entries + args.blocks - 1) / args.blocks);
 }
 
-__device__ inline Place place_of(const Args& args, const SessionView& view, int block) {
-  // Read as volatile: the last block of the session changes it in this launch.
-  Place at(args.layout, *static_cast<const volatile std::int32_t*>(&view.length), view.ring);
+__device__ inline Place place_of(const Args& args, int length, const int& ring, int block) {
+  Place at(args.layout, length, ring);
   const int chunk = chunk_of(args, at.entries);
   at.first = min(block * chunk, at.entries);
   at.last = min(at.first + chunk, at.entries);
   return at;
+}
+
+__device__ inline Place place_of(const Args& args, const SessionView& view, int block) {
+  // Read as volatile: the last block of the session changes it in this launch.
+  return place_of(args, *static_cast<const volatile std::int32_t*>(&view.length), view.ring, block);
 }
 
 /// Blocks of a job that have entries.

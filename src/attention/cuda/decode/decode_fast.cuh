@@ -51,16 +51,19 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   std::uint64_t step = 0;
   if constexpr (kEntry) step = query_step<R>(args, tid);
   grid_wait();
-  // Queries need nothing but the launch: first of all. They pass through memory that no tile has
-  // yet.
+  // What all tiles wait for: first of all. As volatile, so that no other load gets ahead, and
+  // because the last block of the session changes the length in this launch.
+  const SessionView& view = args.step.sessions[session];  // read again where it is needed
+  const int length = *static_cast<const volatile std::int32_t*>(&view.length);
+  const int ring = *static_cast<const volatile int*>(&view.ring);
+  const std::int32_t* const pages = *static_cast<const std::int32_t* const volatile*>(&view.pages);
+  // Queries pass through memory that no tile has yet.
   unsigned char* const query_space =
       kQuant ? parts.work : parts.stages + (args.stages - 1) * Space::kStageBytes;
-  if constexpr (kEntry) queries_near_load<R, kQuant>(args, session, heads, tid, parts.near);
   queries_load<R>(args, session, heads, tid, query_space);
 
-  const SessionView& view = args.step.sessions[session];  // read again where it is needed
   const Place at_read =
-      place_of(args, view, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
+      place_of(args, length, ring, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
   if constexpr (Space::kPlaceKept) {
     if (tid == 0) *parts.kept = at_read;
     __syncthreads();
@@ -75,7 +78,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   }
 
   const Tiles<R, kQuant> tiles(at);
-  Loader<R, kQuant> loader{args, view, at, tiles, session, kv, {}};
+  Loader<R, kQuant> loader{args, view, at, tiles, session, kv, pages, {}};
   const auto tile_issue = [&](int index) {
     if (index < tiles.count) {
       const int stage = index % args.stages;
@@ -93,6 +96,9 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     if (at.first < far.end) {
       far_end = far.end;
       turn = turn_of(step, far.difference);
+      if (at.last > far.end) {  // the first tile's commit takes them in
+        queries_near_load<R, kQuant>(args, session, heads, tid, parts.near);
+      }
     }
   }
   for (int i = 0; i < args.stages - 1; ++i) tile_issue(i);

@@ -67,8 +67,9 @@ struct Rows {
 /// What one session reads in this step, in tiles: pages of representatives, exact tokens (the sink,
 /// the window up to the ring's end, the rest of it), and at last, by itself, the representative
 /// condensed in this step: it is ready last. Blocks share the tiles evenly, each
-/// with `fewest_tiles` or more.
+/// with `fewest_tiles` or more. Tiles of exact tokens have `exact_tile` of them.
 struct Schedule {
+  int exact_tile;
   int stored;    ///< representatives that are in pages
   int begin[4];  ///< of the three kinds of exact tokens in the list, and their end
   int row[3];    ///< of the session's exact tokens
@@ -79,7 +80,9 @@ struct Schedule {
   int first, last;  ///< tiles of this block
   int active;       ///< blocks that have some
 
-  LCA_HOST_DEVICE Schedule(const Place& at, int most_blocks, int fewest_tiles, int block) {
+  LCA_HOST_DEVICE Schedule(const Place& at, int most_blocks, int fewest_tiles, int block,
+                           int exact_rows = kTile)
+      : exact_tile(exact_rows) {
     const int window = at.groups + at.sink_size;
     const int start = larger(at.window_begin - at.sink, 0) % at.ring;
     stored = at.leaves ? at.groups - 1 : at.groups;
@@ -93,7 +96,7 @@ struct Schedule {
     row[2] = at.sink;
     loads = pages;
     for (int k = 0; k < 3; ++k) {
-      exact_tiles[k] = (begin[k + 1] - begin[k] + kTile - 1) / kTile;
+      exact_tiles[k] = (begin[k + 1] - begin[k] + exact_tile - 1) / exact_tile;
       loads += exact_tiles[k];
     }
     count = loads + (at.leaves ? 1 : 0);
@@ -120,13 +123,13 @@ struct Schedule {
         k = 2;
       }
     }
-    const int from = (k == 0 ? begin[0] : k == 1 ? begin[1] : begin[2]) + tile * kTile;
+    const int from = (k == 0 ? begin[0] : k == 1 ? begin[1] : begin[2]) + tile * exact_tile;
     const int end = k == 0 ? begin[1] : k == 1 ? begin[2] : begin[3];
-    return {Rows::exact, from, smaller(kTile, end - from),
+    return {Rows::exact, from, smaller(exact_tile, end - from),
             (k == 0   ? row[0]
              : k == 1 ? row[1]
                       : row[2]) +
-                tile * kTile};
+                tile * exact_tile};
   }
 };
 

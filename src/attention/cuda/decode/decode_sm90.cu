@@ -272,10 +272,9 @@ CUtensorMap rows_map(const void* data, int width, std::int64_t rows) {
 
 }  // namespace
 
-bool stream_fits(const Device& device, const AttentionShape& shape, MethodKind method,
-                 GroupType type) {
+bool stream_fits(const Device& device, const AttentionShape& shape) {
   return device.hopper() && shape.form == Form::mla && shape.d_latent == R::kSemantic &&
-         shape.d_rope == R::kPositional && (type == GroupType::bf16 || method != MethodKind::lca);
+         shape.d_rope == R::kPositional;
 }
 
 void launch_stream(Args args, const Queue& queue) {

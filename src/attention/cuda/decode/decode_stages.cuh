@@ -74,8 +74,8 @@ __device__ __forceinline__ void queries_load(const Args& args, int session, cons
   copy_commit();
 }
 
-/// With entry positions: their positional columns once more, for the window; queries_load's commit
-/// takes them in.
+/// With entry positions: their positional columns once more, for the window; the next commit takes
+/// them in.
 template <typename R, bool kQuant>
 __device__ __forceinline__ void queries_near_load(const Args& args, int session, const Heads& heads,
                                                   int tid, unsigned char* near) {

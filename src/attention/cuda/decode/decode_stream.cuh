@@ -4,11 +4,10 @@
 
 #include "attention/cuda/decode/decode_group.cuh"
 #include "attention/cuda/decode/decode_inbox.cuh"
-#include "core/cuda/hopper.cuh"
+#include "attention/cuda/decode/decode_warps.cuh"
 
 namespace lca::cuda::decoding::streaming {
 
-using R = Row<Form::mla, 512, 64, 1, 12>;  // three warp groups
 using ScoreAtom = gmma::MMA_64x16x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
 using OutputAtom = gmma::MMA_64x16x16_F32BF16BF16_SS<gmma::Major::MN, gmma::Major::K>;
 
@@ -18,31 +17,6 @@ constexpr int kPanelBytes = kTile * 128;  // of a tile
 constexpr int kQueryPanelBytes = kHeads * 128;
 constexpr int kTileBytes = kPanels * kPanelBytes;
 constexpr int kOutputTiles = R::kValue / 64;
-
-/// A barrier of some warps. The hardware's named barriers are as good, but racecheck reports races,
-/// even across barriers of all threads, where two warps have passed different numbers of them.
-class WarpsBarrier {
- public:
-  __device__ __forceinline__ explicit WarpsBarrier(Barrier& barrier) : barrier_(barrier) {}
-  __device__ __forceinline__ void sync() {
-    barrier_.arrive();
-    barrier_.wait(phase_);
-    phase_ ^= 1;
-  }
-
- private:
-  Barrier& barrier_;
-  std::uint32_t phase_ = 0;
-};
-
-/// The warps of the producer group that do not load tiles.
-struct Helpers {
-  static constexpr int kWarps = 3;
-  static constexpr int kThreads = 96;
-  WarpsBarrier barrier;
-  __device__ static int thread() { return static_cast<int>(threadIdx.x) - 32; }
-  __device__ void sync() { barrier.sync(); }
-};
 
 struct Shared {
   alignas(1024) unsigned char stage[2][kTileBytes];  // at the end: what warp groups exchange
@@ -61,11 +35,6 @@ struct Shared {
   Barrier group_met[2], helpers_met;
   LoadBarrier inbox_full;
 };
-
-/// Where 16-byte chunk `chunk` of a row lies in a tile of 128-byte panels, swizzled as TMA does.
-__device__ __forceinline__ int chunk_offset(int row, int chunk, int panel_bytes) {
-  return chunk / 8 * panel_bytes + row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
-}
 
 template <typename Atom, std::size_t... I>
 __device__ __forceinline__ void product(float* d, std::uint64_t a, std::uint64_t b, bool add,

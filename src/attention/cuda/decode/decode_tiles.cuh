@@ -159,6 +159,7 @@ struct Loader {
   const Tiles<R, kQuant>& tiles;
   int session;
   int kv;
+  const std::int32_t* pages;
   static constexpr int kRowStep = R::kThreads / 8;
   static constexpr int kPasses = kTile / kRowStep;
   int page[kPasses];
@@ -169,7 +170,7 @@ struct Loader {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int j = first + kRowStep * pass;
-      page[pass] = j < tiles.group_end ? load_after_wait(view.pages + j / kPageRows) : 0;
+      page[pass] = j < tiles.group_end ? load_after_wait(pages + j / kPageRows) : 0;
     }
   }
 
