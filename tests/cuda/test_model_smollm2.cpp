@@ -131,15 +131,17 @@ void expect_reads_alike(const std::string& adapter) {
     const double exact = text_nll(cpu, settings, kPrompt, kPrompt + 1, 0);
     const double whole = text_nll(gpu, settings, kPrompt, kPrompt + 1, 0);
     const double chunks = text_nll(gpu, settings, kPrompt, kPrompt + 1, 333);
+    // In summary mode `prompt` (preset paper) where the prompt ends makes a difference.
+    const double exact_decoded = text_nll(cpu, settings, kPrompt - kDecoded, kPrompt + 1, 0);
     const double decoded = text_nll(gpu, settings, kPrompt - kDecoded, kPrompt + 1, 512);
     std::printf(
         "%-28s perplexity %.4f on the CPU; GPU %+.3f %% at once, %+.3f %% in chunks, "
         "%+.3f %% decoded\n",
         name, std::exp(exact), 100 * (std::exp(whole - exact) - 1),
-        100 * (std::exp(chunks - exact) - 1), 100 * (std::exp(decoded - exact) - 1));
+        100 * (std::exp(chunks - exact) - 1), 100 * (std::exp(decoded - exact_decoded) - 1));
     EXPECT_NEAR(std::exp(whole - exact), 1, 3e-3) << name;
     EXPECT_NEAR(std::exp(chunks - exact), 1, 3e-3) << name;
-    EXPECT_NEAR(std::exp(decoded - exact), 1, 3e-3) << name;
+    EXPECT_NEAR(std::exp(decoded - exact_decoded), 1, 3e-3) << name;
   }
 }
 

@@ -12,8 +12,8 @@ namespace lca::test {
 namespace {
 
 /// Of what a stage adds to the residual stream, measured as in mechanism §5. Checkpoints other than
-/// the calm ones exaggerate on purpose: where rounding to bf16 costs more on the CPU too, the GPU
-/// may be off by twice that.
+/// the calm ones exaggerate on purpose: where rounding to bf16 costs more on the CPU too, the GPU,
+/// which also rounds softmax weights and outputs of attention, may be off by three times that.
 constexpr double kStageTolerance = 1.5e-2;
 
 std::vector<std::string> stage_cases() {
@@ -34,6 +34,8 @@ Settings condensed(Positions positions) {
   settings.sink = 1;
   settings.summary_queries = 4;
   settings.mass = Mass::count;
+  // Selection has ties, where rounding decides; tests of attention count them.
+  settings.positional_pool = Pool::weighted;
   settings.positions = positions;
   return settings;
 }
@@ -72,7 +74,7 @@ TEST_P(CudaStagesOf, AddWhatTheCpusAdd) {
           {"feed-forward", errors.feed_forward},
           {"logits", errors.logits}}) {
       std::printf(" %s %.1e (%.1e)", stage, error.gpu, error.rounding);
-      EXPECT_LE(error.gpu, calm ? kStageTolerance : std::max(kStageTolerance, 2 * error.rounding))
+      EXPECT_LE(error.gpu, calm ? kStageTolerance : std::max(kStageTolerance, 3 * error.rounding))
           << what << ": " << stage;
     }
     if (errors.rows_routed > 0) {
