@@ -84,7 +84,7 @@ shared=(
 sanitize memcheck "${shared[@]}" CudaPrefill.ReadsViewsIntoLargerTensors \
   CudaQueryMeans.AbsorbedMeansMatchASumOverHeads \
   CudaLayer.GoesOnWithAPromptAfterDecoding CudaExchange.WhatDoesNotFitIsRefused \
-  CudaCalls.ReplaysEqualStepsOneByOneBitForBit CudaStore.SlotsAndPagesComeBack
+  CudaCalls.ReplaysEqualStepsOneByOneBitForBit CudaCaches.AStepThatIsRolledBackChangesNothing
 sanitize racecheck "${shared[@]}"
 
 [ "$failed" -eq 0 ] && echo "gpu_check: nothing wrong" || echo "gpu_check: FAILED"
