@@ -63,14 +63,19 @@ __device__ float2 pair_pool(const CondenseJob& job, const bf16* first, const bf1
   return pooled;
 }
 
-// Shared memory: [group] scores, then weights; [d_semantic + d_positional] the pooled row.
+// Weights of a group take whole 16 bytes: the compiler loads four at once, and what it loads behind
+// the last must not be what other threads write.
+__host__ __device__ constexpr int plain_room(int group) { return (group + 3) / 4 * 4; }
+
+// Shared memory: [plain_room(group)] scores, then weights; [d_semantic + d_positional] the pooled
+// row.
 __global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const CondenseJob job) {
   extern __shared__ float shared[];
   __shared__ float own_best[kPlainWarps];
   __shared__ float softmax[2];  // top, total
   __shared__ int chosen;
   float* alpha = shared;
-  float* pooled = shared + job.group;
+  float* pooled = shared + plain_room(job.group);
 
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % 32;
@@ -187,8 +192,8 @@ __global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const Con
 }  // namespace
 
 void condense_plain(const CondenseJob& job, const Queue& queue) {
-  const std::size_t bytes =
-      sizeof(float) * (static_cast<std::size_t>(job.group) + job.d_semantic + job.d_positional);
+  const std::size_t bytes = sizeof(float) * (static_cast<std::size_t>(plain_room(job.group)) +
+                                             job.d_semantic + job.d_positional);
   constexpr std::size_t kOwnBytes = 1024;  // what the kernel has besides, rounded up
   if (bytes + kOwnBytes > queue.device->shared_bytes) {
     throw Error(ErrorKind::bad_input,
