@@ -73,6 +73,7 @@ Grouped first_product(const ExpertsShape& shape, const ExpertsWeights& weights,
   product.columns = 2 * shape.stored_width();
   product.inner = shape.hidden;
   product.sorted_rows = rows * shape.visits();
+  product.rows_most = rows;
   product.glu = true;
   return product;
 }
@@ -88,6 +89,7 @@ Grouped second_product(const ExpertsShape& shape, const ExpertsWeights& weights,
   product.columns = shape.hidden;
   product.inner = shape.stored_width();
   product.sorted_rows = rows * shape.visits();
+  product.rows_most = rows;
   return product;
 }
 

@@ -27,7 +27,6 @@ namespace {
 constexpr int kFewWarps = 16;
 constexpr int kFewThreads = 32 * kFewWarps;
 constexpr int kFewBatch = 4;     // steps of 32 values whose loads are issued together
-constexpr int kFewAhead = 1;     // batches under way beside the one that is multiplied
 constexpr int kFewPadding = 32;  // values behind a row of x: no bank conflicts
 
 struct FewParams {
@@ -146,53 +145,10 @@ __device__ __forceinline__ FewRange few_range(int steps, int warp) {
 
 __global__ void __launch_bounds__(kFewThreads, 1) few_gate_up(FewParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ float sums[2][kFewWarps][16 * kFewRows];
   bf16* const x = reinterpret_cast<bf16*>(memory);
   const int x_stride = p.hidden + kFewPadding;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int r = lane / 4, q = lane % 4;
-  const int blocks = p.width / 8;  // of 16 stored rows, of one expert
-  const FewRange range = few_range(p.hidden / 32, warp);
-  const int batches = (p.hidden / 32 + kFewWarps * kFewBatch - 1) / (kFewWarps * kFewBatch);
-
-  // Loads of batch `batch` of a unit; units from `known` on need the choice first.
-  int known = p.shared * blocks, units = known;
-  uint4 under_way[kFewAhead + 1][kFewBatch][2];
-  const auto fetch = [&](uint4(&to)[kFewBatch][2], int unit, int batch) {
-    if (unit >= known) {  // the same for the whole block
-      if (known == units && units == p.shared * blocks) {
-        grid_wait();
-        grid_release();  // the choice is complete
-        units = load_after_wait(p.few.hits) * blocks;
-        known = units;
-      }
-      if (unit >= units) return;
-    }
-    const int hit = unit / blocks;
-    const int expert =
-        hit < p.shared ? p.rule.experts + hit : load_after_wait(p.few.hits + 1 + hit);
-    const bf16* const low =
-        p.gate_up + ((std::int64_t{expert} * blocks + unit % blocks) * 16 + r) * p.hidden + 8 * q;
-#pragma unroll
-    for (int i = 0; i < kFewBatch; ++i) {
-      const int step = range.begin + batch * kFewBatch + i;
-      if (step >= range.end) break;
-      to[i][0] = weights_load(low + step * 32);
-      to[i][1] = weights_load(low + 8 * std::int64_t{p.hidden} + step * 32);
-    }
-  };
-  int next_unit = blockIdx.x, next_batch = 0;
-  const auto advance = [&] {
-    if (++next_batch == batches) {
-      next_batch = 0;
-      next_unit += gridDim.x;
-    }
-  };
-#pragma unroll
-  for (int i = 0; i < kFewAhead; ++i) {
-    fetch(under_way[i], next_unit, next_batch);
-    advance();
-  }
   // The rows were complete before the kernel ahead let this one start.
   for (int i = threadIdx.x; i < kFewRows * p.hidden / 8; i += kFewThreads) {
     const int row = i / (p.hidden / 8), column = i % (p.hidden / 8) * 8;
@@ -202,53 +158,61 @@ __global__ void __launch_bounds__(kFewThreads, 1) few_gate_up(FewParams p) {
                                : uint4{};
   }
   __syncthreads();
-
+  bool waited = false;             // for the choice, which shared experts do not need
+  const int blocks = p.width / 8;  // of 16 stored rows, of one expert
+  const int steps = p.hidden / 32;
   const bf16* const x_lane = x + r * x_stride + 8 * q;
-  int turn = 0;
-  for (int unit = blockIdx.x;; unit += gridDim.x, ++turn) {
+  for (int unit = warp * gridDim.x + blockIdx.x;; unit += gridDim.x * kFewWarps) {
+    const int hit = unit / blocks, block = unit % blocks;
+    int expert = p.rule.experts + hit;
+    if (hit >= p.shared) {
+      if (!waited) {
+        grid_wait();
+        grid_release();  // the choice is complete
+        waited = true;
+      }
+      if (hit >= load_after_wait(p.few.hits)) break;
+      expert = load_after_wait(p.few.hits + 1 + hit);
+    }
+    const bf16* const low =
+        p.gate_up + ((std::int64_t{expert} * blocks + block) * 16 + r) * p.hidden + 8 * q;
+    const bf16* const high = low + 8 * std::int64_t{p.hidden};
     float sum[4] = {};
-    for (int batch = 0; batch < batches; ++batch) {
-      fetch(under_way[kFewAhead], next_unit, next_batch);
-      advance();
-      if (unit >= units) break;
+    uint4 next[kFewBatch][2];
+    const auto fetch = [&](int step) {
 #pragma unroll
       for (int i = 0; i < kFewBatch; ++i) {
-        const int step = range.begin + batch * kFewBatch + i;
-        if (step >= range.end) break;
-        multiply_wide(sum, under_way[0][i][0], under_way[0][i][1],
-                      *reinterpret_cast<const uint4*>(x_lane + step * 32));
+        if (step + i >= steps) break;
+        next[i][0] = weights_load(low + (step + i) * 32);
+        next[i][1] = weights_load(high + (step + i) * 32);
       }
+    };
+    fetch(0);
+    for (int step = 0; step < steps; step += kFewBatch) {
+      uint4 now[kFewBatch][2];
 #pragma unroll
-      for (int a = 0; a < kFewAhead; ++a) {
+      for (int i = 0; i < kFewBatch; ++i) {
+        now[i][0] = next[i][0];
+        now[i][1] = next[i][1];
+      }
+      fetch(step + kFewBatch);
 #pragma unroll
-        for (int i = 0; i < kFewBatch; ++i) {
-          under_way[a][i][0] = under_way[a + 1][i][0];
-          under_way[a][i][1] = under_way[a + 1][i][1];
-        }
+      for (int i = 0; i < kFewBatch; ++i) {
+        if (step + i >= steps) break;
+        multiply_wide(sum, now[i][0], now[i][1],
+                      *reinterpret_cast<const uint4*>(x_lane + (step + i) * 32));
       }
     }
-    if (unit >= units) break;
-    float(&out)[kFewWarps][16 * kFewRows] = sums[turn & 1];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // [row][weight row]
-      out[warp][(2 * q + i % 2) * 16 + r + i / 2 * 8] = sum[i];
-    }
-    // Four warps add up, others in turn; lanes 8 … 15 of each 16 have ups.
-    const int element = static_cast<int>(threadIdx.x) - turn % (kFewWarps / 4) * 128;
-    const bool adds = element >= 0 && element < 128;
-    const int row = element / 16, hit = unit / blocks;
-    float weight = 1;
-    if (adds && hit >= p.shared) weight = load_after_wait(p.few.weights + hit * kFewRows + row);
-    __syncthreads();
-    if (!adds) continue;
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < kFewWarps; ++w) total += out[w][element];
-    const float up = __shfl_down_sync(~0u, total, 8);
-    if (element % 16 < 8 && row < p.few.route.rows) {
-      const float value = weight == 0.0f ? 0.0f : weight * silu(total) * up;
-      p.few.act[(std::int64_t{hit} * kFewRows + row) * p.width + unit % blocks * 8 + element % 16] =
-          __float2bfloat16(value);
+    for (int i = 0; i < 2; ++i) {  // sum[i] is a gate, sum[i + 2] its up
+      const int row = 2 * q + i;
+      const float weight =
+          hit < p.shared ? 1.0f : load_after_wait(p.few.weights + hit * kFewRows + row);
+      const float value = weight == 0.0f ? 0.0f : weight * silu(sum[i]) * sum[i + 2];
+      if (row < p.few.route.rows) {
+        p.few.act[(std::int64_t{hit} * kFewRows + row) * p.width + block * 8 + r] =
+            __float2bfloat16(value);
+      }
     }
   }
 }
@@ -339,7 +303,8 @@ void few_run(const ExpertsShape& shape, const ExpertsWeights& weights, const Few
   queue.device->shared_allow(reinterpret_cast<const void*>(few_gate_up), bytes);
   const int hits =
       std::min(few.route.rows * shape.route.per_token, shape.route.experts) + shape.shared;
-  const int blocks = std::min(hits * (shape.width / 8), queue.device->multiprocessors);
+  const int units = static_cast<int>(launch_pieces(hits * (shape.width / 8), kFewWarps));
+  const int blocks = std::min(units, queue.device->multiprocessors);
   launch_overlapping(few_gate_up, dim3(static_cast<unsigned>(blocks)), kFewThreads, bytes, queue,
                      params);
   launch_overlapping(few_down, dim3(static_cast<unsigned>(shape.hidden / 16)), kFewThreads, 0,

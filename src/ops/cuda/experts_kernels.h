@@ -19,6 +19,7 @@ struct Grouped {
   int experts = 0;
   int columns = 0, inner = 0;
   std::int64_t sorted_rows = 0;  ///< of all experts together, known to the host
+  std::int64_t rows_most = 0;    ///< of one expert, at most
   bool glu = false;
 };
 

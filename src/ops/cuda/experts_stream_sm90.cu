@@ -1,16 +1,15 @@
 /// Grouped products on Hopper for few rows: bound by reading the weights of the experts hit.
 ///
-/// Shapes     a tile is 128 weight rows of one expert × up to 128 of its sorted rows, in products
-/// of
-///            16, 32, 64 or 128 columns: weights are the large operand.
-/// Moving     one warp fills a ring of stages (64 values of 128 weight rows, and of the rows) by
-///            TMA; two warp groups multiply 64 weight rows each with wgmma and write results as
-///            they lie in registers, two bytes at a time, which is little beside the weights. Rows
-///            come from L2 once for each tile.
+/// Shapes     a tile is 128 weight rows of one expert × up to 128 or 64 of its sorted rows, in
+///            products of four widths: weights are the large operand.
+/// Moving     one warp fills a ring of stages (64 or 128 values of weight rows and rows) by TMA; two
+///            warp groups multiply 64 weight rows each with wgmma and write results as they lie in
+///            registers, two bytes at a time, which is little beside the weights. Rows come from L2
+///            once for each tile.
 /// Work       a persistent grid over (expert, weight rows, rows), rows fastest: an expert with more
 ///            rows than a tile finds its weights in L2 again.
 /// Overlap    the ring's first weights are loaded before the kernel ahead ends.
-/// Memory     6 × (16 + 16) KiB = 192 KiB; 96 KiB of weights under way.
+/// Memory     6 × (16 + 16) KiB or 4 × (32 + 16) KiB = 192 KiB.
 /// Bounds     batch 200: 66 experts, 1.14 GB, 267 µs at 4.27 TB/s.
 
 #include <algorithm>
@@ -274,9 +273,17 @@ void flow_launch(const Grouped& grouped, const GroupedRows& rows, const Queue& q
 
 void grouped_stream_sm90(const Grouped& grouped, const GroupedRows& rows, const Queue& queue) {
   if (grouped.sorted_rows == 0) return;
-  using Tile = FlowTile<2, 1, 128, 6>;
-  grouped.glu ? flow_launch<true, Tile>(grouped, rows, queue)
-              : flow_launch<false, Tile>(grouped, rows, queue);
+  using Wide = FlowTile<2, 1, 128, 6>;
+  using Long = FlowTile<2, 2, 64, 4>;
+  // Shared experts of 129 to 256 rows would need two wide tiles, the second of them half empty.
+  const std::int64_t most = grouped.rows_most;
+  if (most > 128 && most <= 256) {
+    grouped.glu ? flow_launch<true, Long>(grouped, rows, queue)
+                : flow_launch<false, Long>(grouped, rows, queue);
+  } else {
+    grouped.glu ? flow_launch<true, Wide>(grouped, rows, queue)
+                : flow_launch<false, Wide>(grouped, rows, queue);
+  }
 }
 
 }  // namespace lca::cuda

@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(32 * kWideWarps)
   }
 }
 
-constexpr int kFewLogits = 64;     // rows up to which a warp works on four rows and an expert
+constexpr int kFewLogits = 8;      // rows up to which a warp works on four rows and an expert
 constexpr int kWideLogits = 2048;  // rows up to which experts are divided among blocks
 
 template <int Blocks, int Tiles>
