@@ -29,7 +29,7 @@ ExpertsCase runs_case(std::int64_t rows) {
   return c;
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+bool bits_equal(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
@@ -46,7 +46,7 @@ TEST(CudaExpertsRuns, TwoRunsGiveTheSameBits) {
                                first.size() * sizeof(float), cudaMemcpyHostToDevice),
                     "resetting");
         on_gpu.run(kernels, gpu_queue());
-        EXPECT_TRUE(same_bits(on_gpu.residual.download(), first)) << rows << " rows";
+        EXPECT_TRUE(bits_equal(on_gpu.residual.download(), first)) << rows << " rows";
       }
     }
   }
@@ -76,7 +76,7 @@ TEST(CudaExpertsRuns, ARowDoesNotDependOnTheOthers) {
     const std::vector<float> after = on_gpu.residual.download();
     EXPECT_EQ(std::memcmp(&before[2 * hidden], &after[2 * hidden], hidden * sizeof(float)), 0)
         << rows << " rows";
-    EXPECT_FALSE(same_bits(before, after));
+    EXPECT_FALSE(bits_equal(before, after));
   }
 }
 
@@ -113,7 +113,7 @@ TEST(CudaExpertsRuns, AGraphSeesRowsThatTheKernelBeforeItWrites) {
     for (int again = 0; again < 5; ++again) {
       cuda::check(cudaGraphLaunch(replay, stream), "a graph");
       stream.wait();
-      EXPECT_TRUE(same_bits(on_gpu.residual.download(), expected)) << rows << " rows";
+      EXPECT_TRUE(bits_equal(on_gpu.residual.download(), expected)) << rows << " rows";
     }
     cudaGraphExecDestroy(replay);
   }

@@ -2,11 +2,10 @@
 ///
 /// Shapes     a tile is 128 weight rows of one expert × up to 128 or 64 of its sorted rows, in
 ///            products of four widths: weights are the large operand.
-/// Moving     one warp fills a ring of stages (64 or 128 values of weight rows and rows) by TMA;
-/// two
-///            warp groups multiply 64 weight rows each with wgmma and write results as they lie in
-///            registers, two bytes at a time, which is little beside the weights. Rows come from L2
-///            once for each tile.
+/// Moving     one warp fills a ring of stages (64 or 128 values of weight rows and of rows) by TMA.
+///            Two warp groups multiply 64 weight rows each with wgmma and write results as they lie
+///            in registers, two bytes at a time, which is little beside the weights. Rows come from
+///            L2 once for each tile.
 /// Work       a persistent grid over (expert, weight rows, rows), rows fastest: an expert with more
 ///            rows than a tile finds its weights in L2 again.
 /// Overlap    the ring's first weights are loaded before the kernel ahead ends.
