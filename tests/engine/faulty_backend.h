@@ -60,6 +60,13 @@ class FaultyBackend final : public ModelBackend {
   std::size_t activation_bytes(std::int64_t rows) const override {
     return inner_->activation_bytes(rows);
   }
+  std::size_t cache_bytes(std::span<const LayerSpec> layers, std::int64_t length) const override {
+    return inner_->cache_bytes(layers, length);
+  }
+  std::size_t scratch_bytes(std::span<const LayerSpec> layers, std::int64_t length,
+                            std::int64_t chunk, int threads) const override {
+    return inner_->scratch_bytes(layers, length, chunk, threads);
+  }
   std::int64_t chunk_rows() const override { return inner_->chunk_rows(); }
 
  private:
