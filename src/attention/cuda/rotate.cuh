@@ -82,8 +82,9 @@ __device__ __forceinline__ void rows_rotate(const RotationView& rotation, int di
       bf16 x[kAtOnce], y[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        x[i] = *place(row + i, channel.x);
-        y[i] = *place(row + i, channel.y);
+        // Lanes without a pair must not read what others write.
+        x[i] = real ? *place(row + i, channel.x) : bf16{};
+        y[i] = real ? *place(row + i, channel.y) : bf16{};
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {

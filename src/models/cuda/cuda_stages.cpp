@@ -42,7 +42,7 @@ DeviceCaches& caches_of(const SequenceRun& run) { return static_cast<DeviceCache
 
 struct FeedForwardSpace {
   bf16* normed = nullptr;
-  bf16* gate_up = nullptr;
+  float* gate_up = nullptr;  // rounded once, after SwiGLU
   bf16* inner = nullptr;
   void* experts = nullptr;
 
@@ -54,7 +54,7 @@ struct FeedForwardSpace {
       has_experts = has_experts || layer.has_experts();
     }
     normed = carver.take<bf16>(rows * model.config.hidden);
-    gate_up = carver.take<bf16>(rows * 2 * width);
+    gate_up = carver.take<float>(rows * 2 * width);
     inner = carver.take<bf16>(rows * width);
     if (!has_experts) return;
     experts = carver.take<char>(
@@ -527,7 +527,7 @@ void CudaStages::feed_forward(std::size_t index, RowRange asked) {
     }
     const DeviceFeedForward& dense = layer.feed_forward;
     if (!dense.down.empty()) {
-      product(dense.gate_up, space.normed, rows.count, space.gate_up, false);
+      product(dense.gate_up, space.normed, rows.count, space.gate_up, true);
       rows_swiglu(space.gate_up, dense.gate_up.bias, rows.count, dense.down.in, space.inner,
                   queue_);
       product(dense.down, space.inner, rows.count, hidden(rows.first), true, true);

@@ -280,29 +280,26 @@ __device__ __forceinline__ float swiglu_of(float gate, float up) {
 
 template <bool kWide>
 __global__ void __launch_bounds__(kRowThreads)
-    swiglu_kernel(const bf16* x, const float* bias, std::int64_t rows, std::int64_t width,
+    swiglu_kernel(const float* x, const float* bias, std::int64_t rows, std::int64_t width,
                   bf16* out) {
   grid_wait();
   const std::int64_t index = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   if constexpr (kWide) {
-    const std::int64_t each = width / 8;
+    const std::int64_t each = width / 4;
     if (index >= rows * each) return;
     const std::int64_t row = index / each;
-    const std::int64_t at = index % each * 8;
-    const uint4 gate = *reinterpret_cast<const uint4*>(x + row * 2 * width + at);
-    const uint4 up = *reinterpret_cast<const uint4*>(x + row * 2 * width + width + at);
-    const auto pair = [](std::uint32_t g, std::uint32_t u) {
-      const float2 a = unpack_bf16(g), b = unpack_bf16(u);
-      return pack_bf16(swiglu_of(a.x, b.x), swiglu_of(a.y, b.y));
-    };
-    *reinterpret_cast<uint4*>(out + row * width + at) = {pair(gate.x, up.x), pair(gate.y, up.y),
-                                                         pair(gate.z, up.z), pair(gate.w, up.w)};
+    const std::int64_t at = index % each * 4;
+    const float4 gate = *reinterpret_cast<const float4*>(x + row * 2 * width + at);
+    const float4 up = *reinterpret_cast<const float4*>(x + row * 2 * width + width + at);
+    *reinterpret_cast<uint2*>(out + row * width + at) = {
+        pack_bf16(swiglu_of(gate.x, up.x), swiglu_of(gate.y, up.y)),
+        pack_bf16(swiglu_of(gate.z, up.z), swiglu_of(gate.w, up.w))};
   } else {
     if (index >= rows * width) return;
     const std::int64_t row = index / width;
     const std::int64_t at = index % width;
-    float gate = __bfloat162float(x[row * 2 * width + at]);
-    float up = __bfloat162float(x[row * 2 * width + width + at]);
+    float gate = x[row * 2 * width + at];
+    float up = x[row * 2 * width + width + at];
     if (bias != nullptr) {
       gate += bias[at];
       up += bias[width + at];
@@ -447,11 +444,11 @@ void matrices_turn(const bf16* x, std::int64_t batch, std::int64_t rows, std::in
          rows, columns, out);
 }
 
-void rows_swiglu(const bf16* x, const float* bias, std::int64_t rows, std::int64_t width, bf16* out,
-                 const Queue& queue) {
+void rows_swiglu(const float* x, const float* bias, std::int64_t rows, std::int64_t width,
+                 bf16* out, const Queue& queue) {
   if (rows == 0) return;
-  const bool wide = bias == nullptr && width % 8 == 0 && aligned(x, 16) && aligned(out, 16);
-  const std::int64_t threads = rows * width / (wide ? 8 : 1);
+  const bool wide = bias == nullptr && width % 4 == 0 && aligned(x, 16) && aligned(out, 8);
+  const std::int64_t threads = rows * width / (wide ? 4 : 1);
   const unsigned grid = grid_of((threads + kRowThreads - 1) / kRowThreads);
   launch(wide ? swiglu_kernel<true> : swiglu_kernel<false>, grid, kRowThreads, queue, x, bias, rows,
          width, out);
