@@ -48,8 +48,6 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   const Heads heads{kv * sharing + head_group * R::kRows,
                     min(R::kRows, sharing - head_group * R::kRows), static_cast<int>(blockIdx.y)};
 
-  std::uint64_t step = 0;
-  if constexpr (kEntry) step = query_step<R>(args, tid);
   grid_wait();
   // What all tiles wait for: first of all. As volatile, so that no other load gets ahead, and
   // because the last block of the session changes the length in this launch.
@@ -60,7 +58,10 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   // Queries pass through memory that no tile has yet.
   unsigned char* const query_space =
       kQuant ? parts.work : parts.stages + (args.stages - 1) * Space::kStageBytes;
-  queries_load<R>(args, session, heads, tid, query_space);
+  PairQueries<R> pairs;
+  if constexpr (kEntry) pairs.load(args, session, heads, tid);
+  queries_load<R, kEntry ? PositionalColumns<R>::kFirst : R::kScore>(args, session, heads, tid,
+                                                                     query_space);
 
   const Place at_read =
       place_of(args, length, ring, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
@@ -90,18 +91,18 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   };
   loader.pages_fetch(0);
   int far_end = 0;  // of the entries that see the queries rotated; 0: queries are as given
-  Turn turn;
   if constexpr (kEntry) {
     const FarEntries far(at);
     if (at.first < far.end) {
       far_end = far.end;
-      turn = turn_of(step, far.difference);
+      pairs.turn(far.difference);
       if (at.last > far.end) {  // the first tile's commit takes them in
         queries_near_load<R, kQuant>(args, session, heads, tid, parts.near);
       }
     }
   }
   for (int i = 0; i < args.stages - 1; ++i) tile_issue(i);
+  if constexpr (kEntry) pairs.store(tid, query_space);
 
   if (at.owns_newest_token() && head_group == 0) token_store<R>(args, view, at, session, kv);
 
@@ -123,12 +124,6 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   typename WarpShare<R>::Queries query;
   copy_wait_for(args.stages - 1);
   __syncthreads();
-  if constexpr (kEntry) {
-    if (far_end > 0) {
-      queries_rotate<R>(args, heads.count, turn, tid, query_space);
-      __syncthreads();
-    }
-  }
   if (tid == 0) length_advance(args, session, at.n);  // under the first tile's load
   queries_read<R>(query_space, half, lane, query);
   if (R::kMla && half == 0) far_end = 0;  // has no positional columns

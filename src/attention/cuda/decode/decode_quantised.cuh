@@ -21,7 +21,7 @@
 namespace lca::cuda::decoding::streaming {
 
 inline constexpr int kNarrowStages = 3;
-inline constexpr int kNarrowHeads = 16;
+inline constexpr int kNarrowHeads = kBlockHeads;
 inline constexpr int kPageParts = R::kSemantic / 128;      ///< panels of 128 bytes in a page's rows
 inline constexpr int kPagePanelBytes = kPageRows * 128;    ///< of one panel
 inline constexpr int kExactPanelBytes = kExactTile * 128;  ///< 64 columns
@@ -41,6 +41,8 @@ struct NarrowStage {
 struct NarrowShared {
   NarrowStage stage[kNarrowStages];                 // at the end: results of both warp groups
   float parts[2][kPageParts][kNarrowHeads][kTile];  // scores of 128 columns each
+  alignas(
+      128) unsigned char far[kNarrowHeads * 128];  // entry positions: RoPE parts for far entries
   alignas(128) unsigned char weights[2][kNarrowHeads * 128];  // P: a row of 64 entries a head
   alignas(16) std::uint32_t fresh[R::kWidth / 2];             // the representative of this step
   float fresh_bias;
@@ -130,7 +132,6 @@ class NarrowConsumer {
 
   /// Asks for this thread's queries, heads row_ and row_ + 8; needs nothing but the launch.
   __device__ __forceinline__ void queries_load(int session, const Heads& heads) {
-    if constexpr (kEntry) rotation_load();
 #pragma unroll
     for (int low = 0; low < 2; ++low) {
       const int head = row_ + 8 * low;
@@ -152,41 +153,22 @@ class NarrowConsumer {
       }
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        near_[2 * k + low] = far_[2 * k + low] = 0;
-        if (!real) continue;
-        near_[2 * k + low] = static_cast<std::uint32_t>(
-            load_after_wait(reinterpret_cast<const int*>(from + R::kFirst + rope_column(k))));
-        if constexpr (kEntry) {
-          const auto* const rope = reinterpret_cast<const unsigned short*>(from + R::kFirst);
-          far_[2 * k + low] = load_after_wait(rope + partner_[2 * k]) |
-                              std::uint32_t{load_after_wait(rope + partner_[2 * k + 1])} << 16;
+        near_[2 * k + low] = 0;
+        if (real) {
+          near_[2 * k + low] = static_cast<std::uint32_t>(
+              load_after_wait(reinterpret_cast<const int*>(from + R::kFirst + rope_column(k))));
         }
       }
     }
   }
 
-  /// Where the session stands. With entry positions, far_ becomes the RoPE parts as representatives
-  /// and sink see them; so far it has the other channel of each pair.
+  /// Where the session stands; after all threads have written the far queries.
   __device__ __forceinline__ void place(const Place& at) {
     entries_ = at.entries;
     if constexpr (kEntry) {
-      const FarEntries far(at);
-      far_end_ = far.end;
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const Turn first = turn_of(step_[2 * k], far.difference);
-        const Turn second = turn_of(step_[2 * k + 1], far.difference);
-        // The second channel of a pair has the sine with the other sign.
-        const float sine[2] = {second_ >> (2 * k) & 1 ? first.sine : -first.sine,
-                               second_ >> (2 * k + 1) & 1 ? second.sine : -second.sine};
-#pragma unroll
-        for (int low = 0; low < 2; ++low) {
-          const float2 own = unpack_bf16(near_[2 * k + low]);
-          const float2 other = unpack_bf16(far_[2 * k + low]);
-          far_[2 * k + low] = pack_bf16(own.x * first.cosine + other.x * sine[0],
-                                        own.y * second.cosine + other.y * sine[1]);
-        }
-      }
+      far_end_ = FarEntries(at).end;
+      matrix_load(
+          far_, shared_address(shared_.far + chunk_offset(lane_ % 16, 2 * warp_ + lane_ / 16, 0)));
     }
   }
 
@@ -380,23 +362,6 @@ class NarrowConsumer {
   }
   /// RoPE channels of this thread: two from here.
   __device__ __forceinline__ int rope_column(int k) const { return warp_ * 16 + k * 8 + quad_ * 2; }
-  /// The pairs that this thread's RoPE channels are in; a channel behind them stays as it is.
-  __device__ __forceinline__ void rotation_load() {
-    const RotationView& rotation = args_.step.rotation;
-    const bool halves = rotation.layout == RopeLayout::halves;
-    second_ = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int channel = rope_column(i / 2) + i % 2;
-      const bool second = halves ? channel >= rotation.pairs : channel % 2 != 0;
-      const int pair = halves ? (second ? channel - rotation.pairs : channel) : channel / 2;
-      const bool rotated = pair < rotation.pairs;
-      const int2 channels = pair_channels(rotation, pair);
-      partner_[i] = !rotated ? channel : second ? channels.x : channels.y;
-      step_[i] = rotated ? __ldg(rotation.steps + pair) : 0;
-      second_ |= (second ? 1u : 0u) << i;
-    }
-  }
   __device__ __forceinline__ void shared_write_end() {
     async_proxy_fence();  // the stage's next load comes after these writes
     barrier_.sync();
@@ -441,8 +406,7 @@ class NarrowConsumer {
   __device__ __forceinline__ void page_scores(const unsigned char* stage, const Rows& rows,
                                               std::uint32_t (&scales)[kTile / 8]) {
     const unsigned char* const panel = stage + warp_ * kPagePanelBytes + row_ * 128;
-    std::uint32_t rope[4];
-    rope_choose(rows, rope);
+    const std::uint32_t(&rope)[4] = kEntry ? far_ : near_;  // where they differ, pages are far
     const auto* const stored = reinterpret_cast<const float*>(stage + NarrowStage::kScales) + warp_;
     float scale[kTile / 8][2];
     float most = 0;
@@ -537,39 +501,29 @@ class NarrowConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) p[k][i] = half_product(p[k][i], scales[2 * k + i / 2]);
     }
-    // Two chunks of 16 columns and 32 entries at a time: four sums that do not wait for each other.
-    const std::uint32_t panel = shared_address(stage + warp_ * kPagePanelBytes) + lane_ * 128;
-    std::uint32_t raw[2][2][4];  // the second while the first is used
+    // 16 entries, two chunks of 16 columns at a time: it is sixteen products until one adds to the
+    // same sums again.
+    const unsigned char* const rows = stage + warp_ * kPagePanelBytes + lane_ % 16 * 128;
+    std::uint32_t raw[2]
+                     [4];  // entries 0–7, 8–15 of either chunk; the second while the first is used
     const auto load = [&](int step) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        matrix_load_transposed(raw[step & 1][c],
-                               panel + step % 2 * 4096 + ((step / 2 * 2 + c) ^ (lane_ & 7)) * 16);
-      }
+      const int chunk = (step % 4 * 2 + lane_ / 16) ^ (lane_ & 7);
+      matrix_load_transposed(raw[step & 1], shared_address(rows + step / 4 * 2048 + chunk * 16));
     };
     load(0);
 #pragma unroll
-    for (int step = 0; step < 8; ++step) {
-      if (step < 7) load(step + 1);
+    for (int step = 0; step < 16; ++step) {
+      if (step < 15) load(step + 1);
+      std::uint32_t even[4], odd[4];
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        std::uint32_t even[2][2], odd[2][2];
+      for (int i = 0; i < 4; ++i) {
+        widen<kType>(__byte_perm(raw[step & 1][i], 0, 0x3120), even[i], odd[i]);
+      }
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            widen<kType>(__byte_perm(raw[step & 1][c][2 * k + i], 0, 0x3120), even[c][i],
-                         odd[c][i]);
-          }
-        }
-        const int at = step % 2 * 2 + k;
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float(&first)[4] = o_[step / 2 * 4 + 2 * c];
-          float(&second)[4] = o_[step / 2 * 4 + 2 * c + 1];
-          multiply_half(first, p[at], even[c][0], even[c][1]);
-          multiply_half(second, p[at], odd[c][0], odd[c][1]);
-        }
+      for (int c = 0; c < 2; ++c) {
+        const int j = step % 4 * 4 + 2 * c;
+        multiply_half(o_[j], p[step / 4], even[2 * c], even[2 * c + 1]);
+        multiply_half(o_[j + 1], p[step / 4], odd[2 * c], odd[2 * c + 1]);
       }
     }
   }
@@ -715,9 +669,6 @@ class NarrowConsumer {
   int group_, thread_, lane_, warp_, row_, quad_;
   std::uint32_t q_[8][4];  // of this warp's 128 columns
   std::uint32_t near_[4], far_[4];
-  std::uint64_t step_[4];  // entry positions: of the pairs of this thread's RoPE channels,
-  int partner_[4];         // the other channels of these,
-  unsigned second_;        // and which are second in theirs
   int entries_ = 0, far_end_ = 0;
   float q_power_[2];
   float unit_ = kLeastUnit;

@@ -104,6 +104,10 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   NarrowConsumer<kType, kEntry> consumer(args, shared, max(role - 1, 0));
   // Queries need nothing but the launch.
   if (role > 0) consumer.queries_load(session, heads);
+  FarQueries far;
+  if constexpr (kEntry) {
+    if (tid >= 32) far.load(args, session, heads, tid - 32);
+  }
   const Place at = place_of(args, view, 0);
   const Schedule tiles(at, args.blocks, args.chunk / kTile,
                        static_cast<int>(blockIdx.z * args.cluster + blockIdx.x), kExactTile);
@@ -143,16 +147,16 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     shared.inbox_full.arrive_and_expect_tx(senders * message_bytes(R::kValue / args.cluster));
 #pragma unroll 1
     for (int i = tiles.first; i < min(tiles.first + kNarrowStages, loads_end); ++i) tile_load(i);
-  } else if (role > 0) {
+  } else if (tid >= 32) {
     const int chunk = tid & 127;
-    if (tiles.owns_newest_token() && chunk < R::kChunks) {
+    if (role > 0 && tiles.owns_newest_token() && chunk < R::kChunks) {
       newest = load_after_wait(
           chunk < R::kSemantic / 8
               ? reinterpret_cast<const uint4*>(args.step.semantic + session * R::kSemantic) + chunk
               : reinterpret_cast<const uint4*>(args.step.positional + session * R::kPositional) +
                     (chunk - R::kSemantic / 8));
     }
-    consumer.place(at);
+    if constexpr (kEntry) far.store(args, FarEntries(at).difference, tid - 32, shared.far);
   }
   block_sync();
   if (args.cluster > 1) {  // every block takes messages from here on
@@ -161,6 +165,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   }
 
   if (role > 0) {
+    consumer.place(at);
     int i = tiles.first + role - 1;
     if (i < pages_end) {
       consumer.pages_begin();

@@ -47,66 +47,6 @@ __device__ __forceinline__ void rows_load(const CUtensorMap* semantic,
   }
 }
 
-/// With entry positions: the RoPE parts of the queries as representatives and sink see them. A
-/// thread's share are pairs of channels, rotated or (behind those) as they are.
-class FarQueries {
- public:
-  /// Asks for them; needs nothing but the launch.
-  __device__ __forceinline__ void load(const Args& args, int session, const Heads& heads,
-                                       int thread) {
-    const RotationView& rotation = args.step.rotation;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int row = (thread + i * kLoaders) / kSlots;
-      const int slot = (thread + i * kLoaders) % kSlots;
-      x_[i] = y_[i] = 0;
-      step_[i] = slot < rotation.pairs ? __ldg(rotation.steps + slot) : 0;
-      if (row >= heads.count) continue;
-      const auto* const rope = reinterpret_cast<const unsigned short*>(
-          args.step.queries + (std::int64_t{session} * args.heads + heads.first + row) * R::kScore +
-          R::kFirst);
-      const int2 channel = channels(rotation, slot);
-      x_[i] = load_after_wait(rope + channel.x);
-      y_[i] = load_after_wait(rope + channel.y);
-    }
-  }
-
-  __device__ __forceinline__ void store(const Args& args, int difference, int thread,
-                                        unsigned char* to) const {
-    const RotationView& rotation = args.step.rotation;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int row = (thread + i * kLoaders) / kSlots;
-      const int slot = (thread + i * kLoaders) % kSlots;
-      if (row >= kHeads) break;
-      std::uint32_t bits = x_[i] | std::uint32_t{y_[i]} << 16;
-      if (slot < rotation.pairs) {
-        const float2 given = unpack_bf16(bits);
-        const float2 value = turn_of(step_[i], difference)(given.x, given.y);
-        bits = pack_bf16(value.x, value.y);
-      }
-      const int2 channel = channels(rotation, slot);
-      *place(to, row, channel.x) = static_cast<unsigned short>(bits);
-      *place(to, row, channel.y) = static_cast<unsigned short>(bits >> 16);
-    }
-  }
-
- private:
-  static constexpr int kSlots = R::kPositional / 2;
-  static constexpr int kLoaders = R::kThreads - 32;
-  static constexpr int kEach = (kHeads * kSlots + kLoaders - 1) / kLoaders;
-
-  __device__ static int2 channels(const RotationView& rotation, int slot) {
-    return slot < rotation.pairs ? pair_channels(rotation, slot) : int2{2 * slot, 2 * slot + 1};
-  }
-  __device__ static unsigned short* place(unsigned char* to, int row, int channel) {
-    return reinterpret_cast<unsigned short*>(to + chunk_offset(row, channel / 8, 0)) + channel % 8;
-  }
-
-  unsigned short x_[kEach], y_[kEach];
-  std::uint64_t step_[kEach];
-};
-
 template <bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1)
     decode_stream_kernel(const __grid_constant__ Args args, const __grid_constant__ Maps maps) {

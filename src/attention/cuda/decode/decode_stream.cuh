@@ -11,7 +11,7 @@ namespace lca::cuda::decoding::streaming {
 using ScoreAtom = gmma::MMA_64x16x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
 using OutputAtom = gmma::MMA_64x16x16_F32BF16BF16_SS<gmma::Major::MN, gmma::Major::K>;
 
-constexpr int kHeads = 16;
+constexpr int kHeads = kBlockHeads;
 constexpr int kPanels = R::kWidth / 64;   // of 64 columns, 128 bytes
 constexpr int kPanelBytes = kTile * 128;  // of a tile
 constexpr int kQueryPanelBytes = kHeads * 128;
