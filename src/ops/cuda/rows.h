@@ -90,8 +90,8 @@ void matrices_turn(const bf16* x, std::int64_t batch, std::int64_t rows, std::in
 
 /// out[r][i] = silu(gate) · up with gate = x[r][i] + bias[i], up = x[r][width + i] + bias[width +
 /// i].
-void rows_swiglu(const float* x, const float* bias, std::int64_t rows, std::int64_t width, bf16* out,
-                 const Queue& queue);
+void rows_swiglu(const float* x, const float* bias, std::int64_t rows, std::int64_t width,
+                 bf16* out, const Queue& queue);
 
 /// x[r][i] += factor · bias[i].
 void rows_add_bias(const float* bias, float factor, std::int64_t rows, std::int64_t width, float* x,

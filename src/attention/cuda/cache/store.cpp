@@ -233,6 +233,9 @@ void CacheStore::slot_close(int slot) noexcept {
 }
 
 void CacheStore::dense_require(int slot, std::int64_t tokens) {
+  // A decode step loads whole tiles, the last one beyond the tokens.
+  constexpr std::int64_t kTileRows = 64;
+  tokens = (tokens + kTileRows - 1) / kTileRows * kTileRows + kTileRows;
   const std::size_t needed = dense_rows_.missing(slot, tokens);
   if (needed == 0) {
     dense_rows_.require(slot, tokens, nullptr);
