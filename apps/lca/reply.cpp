@@ -1,5 +1,6 @@
 #include "reply.h"
 
+#include "core/cuda/device_name.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "interrupt.h"
@@ -143,6 +144,7 @@ Reply reply_make(Session& session, std::span<const std::int32_t> prompt,
   }
   reply.cache_bytes = session.cache_bytes();
   reply.dense_bytes = session.dense_bytes();
+  reply.device_bytes = cuda::memory_peak();
   return reply;
 }
 
@@ -166,6 +168,10 @@ std::string reply_summary(const Reply& reply) {
   if (cache > 0 && cache < dense) {
     line +=
         fmt::format(", dense would need {} ({}×)", bytes_text(dense), number_text(dense / cache));
+  }
+  if (reply.device_bytes > 0) {
+    line += fmt::format("; at most {} of GPU memory",
+                        bytes_text(static_cast<double>(reply.device_bytes)));
   }
   return line;
 }

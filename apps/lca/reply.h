@@ -54,6 +54,7 @@ struct Reply {
   Generated generated;
   std::size_t cache_bytes = 0;
   std::size_t dense_bytes = 0;
+  std::size_t device_bytes = 0;  ///< the most GPU memory so far; 0 on the CPU
 
   double prefill_rate() const;  ///< tokens per second; 0: unknown
   double decode_rate() const;   ///< the same, after the first token

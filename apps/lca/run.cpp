@@ -121,6 +121,8 @@ Json reply_json(const Session& session, const Reply& reply, double load_seconds,
                {"dense_cache_bytes", reply.dense_bytes},
                {"settings", settings_json(session.settings())},
                {"warnings", warnings}};
+  json["device"] = session.model().info().device;
+  if (reply.device_bytes > 0) json["device_peak_bytes"] = reply.device_bytes;
   if (keeper.given()) {
     json["session"] = {{"path", keeper.path()},
                        {"saved", keeper.error().empty()},
