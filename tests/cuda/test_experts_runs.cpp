@@ -17,13 +17,7 @@ using cuda::Kernels;
 using OnGpu = ExpertsProblem::ExpertsOnGpu;
 
 ExpertsCase runs_case(std::int64_t rows) {
-  ExpertsCase c;
-  c.hidden = 256;
-  c.width = 160;
-  c.experts = 16;
-  c.per_token = 4;
-  c.shared = 2;
-  c.rows = rows;
+  ExpertsCase c = hopper_case(rows);
   c.skew = 1;
   c.seed = 900 + static_cast<std::uint64_t>(rows);
   return c;

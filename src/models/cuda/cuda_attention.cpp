@@ -41,9 +41,9 @@ struct ProjectionSpace {
 
 }  // namespace
 
-std::size_t CudaStages::projected_bytes(std::int64_t rows) const {
+std::size_t CudaStages::projected_bytes(const CudaModel& model, std::int64_t rows) {
   DeviceCarver carver;
-  ProjectionSpace(model_, rows, carver);
+  ProjectionSpace(model, rows, carver);
   return carver.used();
 }
 
@@ -51,7 +51,7 @@ std::size_t CudaStages::projected_bytes(std::int64_t rows) const {
 /// the bytes of both.
 std::size_t CudaStages::spaces_prepare(std::size_t index, RowRange rows, void* memory) {
   const auto layer = static_cast<int>(index);
-  std::size_t used = projected_bytes(single_ ? padded_ : rows.count);
+  std::size_t used = projected_bytes(model_, single_ ? padded_ : rows.count);
   for (Group& group : groups_) {
     const LayerSpec& spec = group.store->spec(layer);
     void* const at = memory == nullptr ? nullptr : static_cast<char*>(memory) + used;
@@ -296,7 +296,7 @@ void CudaStages::output(std::size_t index, const bf16* attended, RowRange rows) 
 
 ChunkSpace CudaStages::waiting_space(std::size_t layer, const ChunkPlan& chunk, std::int64_t rows) {
   const LayerSpec& spec = groups_[0].store->spec(static_cast<int>(layer));
-  const std::size_t before = projected_bytes(rows);
+  const std::size_t before = projected_bytes(model_, rows);
   grow(lane_->work, before + chunk_space_bytes(spec, chunk.rows));
   return chunk_space(spec, chunk.rows, lane_->work.as<char>() + before);
 }
@@ -313,7 +313,7 @@ void CudaStages::waiting_entries(std::size_t index, RowRange rows) {
     waiting_rows_ = prompt_rows(view.spec, waiting_plan_, prompt_rows_.as<void>());
     prompt_begin(view, waiting_plan_, waiting_rows_, queue_);
   }
-  grow(lane_->work, projected_bytes(rows.count));
+  grow(lane_->work, projected_bytes(model_, rows.count));
   const std::int64_t first = runs_[0].first + rows.first;
   const std::int64_t end = first + rows.count;
   const std::int64_t tail = std::max(first, waiting_plan_.tail_first());

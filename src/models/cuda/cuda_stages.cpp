@@ -653,17 +653,10 @@ void CudaStages::picks(std::span<const RowRange> ranges, std::span<std::int32_t>
 }
 
 std::size_t CudaStages::activation_bytes(const CudaModel& model, std::int64_t rows) {
-  const ModelConfig& config = model.config;
-  const AttentionShape& shape = config.attention;
   DeviceCarver feed_forward;
   FeedForwardSpace(model, rows, feed_forward);
-  // As ProjectionSpace in cuda_attention.cpp.
-  DeviceCarver projection;
-  projection.take<bf16>(rows * (config.hidden + config.query_latent + shape.heads * shape.d_value));
-  projection.take<float>(rows * (model.weights.layers[0].first.out +
-                                 (config.query_latent > 0 ? shape.heads * shape.d_score() : 0)));
   return held_bytes(model, rows) + StepArrays(DeviceCarver(), rows, 0, 0).bytes +
-         std::max(feed_forward.used(), projection.used());
+         std::max(feed_forward.used(), projected_bytes(model, rows));
 }
 
 }  // namespace lca::cuda

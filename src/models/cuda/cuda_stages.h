@@ -159,7 +159,7 @@ class CudaStages final : public Stages {
     std::int64_t query_row = 0, entry_row = 0;
   };
   bool waits(std::size_t layer) const;
-  std::size_t projected_bytes(std::int64_t rows) const;
+  static std::size_t projected_bytes(const CudaModel& model, std::int64_t rows);
   std::size_t spaces_prepare(std::size_t layer, RowRange rows, void* memory);
   Projected project(std::size_t layer, RowRange rows, bool queries, bool entries);
   void place(std::size_t layer, const Projected& from, RowRange rows, RowRange part,
