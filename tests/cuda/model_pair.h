@@ -1,6 +1,6 @@
 #pragma once
-/// A checkpoint on the CPU, in float32 and in bf16, and on the GPU, and the layer program run on
-/// all at once: every stage starts from the residual stream of float32.
+/// A checkpoint on the CPU and on the GPU with the same weights, and the layer program run on both
+/// at once: every stage starts from the CPU's residual stream.
 
 #include <lca/session.h>
 
@@ -10,24 +10,31 @@
 #include <string>
 #include <vector>
 
+#include "cuda/rounded_attention.h"
+#include "cuda/rounded_model.h"
 #include "cuda/support.h"
 #include "engine/session_state.h"
 #include "models/cpu/cpu_stages.h"
+#include "models/cpu/experts.h"
 #include "models/cuda/cuda_stages.h"
-#include "models/model_state.h"
 #include "support/golden_model.h"
 #include "support/worst.h"
 
 namespace lca::test {
 
-inline std::shared_ptr<const Model> load_on(const GoldenModel& golden, const std::string& device,
-                                            Precision precision = Precision::bf16) {
-  ModelOptions options;
-  options.path = golden.path();
-  options.adapter = golden.adapter();
-  options.precision = precision;
-  options.device = device;
-  return Model::load(options);
+/// `count` tokens of a model's vocabulary.
+inline std::vector<std::int32_t> random_tokens(Random& random, const Model& model,
+                                               std::int64_t count) {
+  std::vector<std::int32_t> tokens;
+  for (std::int64_t i = 0; i < count; ++i) {
+    tokens.push_back(static_cast<std::int32_t>(random.integer(0, model.info().vocabulary - 1)));
+  }
+  return tokens;
+}
+
+/// The stages of a model on the GPU.
+inline cuda::CudaStages& cuda_stages(const Model& model, Context& context) {
+  return static_cast<cuda::CudaStages&>(model.state().backend->stages(context));
 }
 
 /// max|Δ| / max(max|expected|, 1e-2) (mechanism §5).
@@ -36,111 +43,102 @@ inline double stage_error(const std::vector<float>& expected, const std::vector<
   return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
-/// The largest errors of one kind of stage against float32: the GPU's, and what rounding to bf16
-/// costs on the CPU.
-struct StageError {
-  double gpu = 0, rounding = 0;
+/// The largest errors of each kind of stage, and how many rows chose other experts.
+struct StageErrors {
+  double embedding = 0, attention = 0, feed_forward = 0, logits = 0;
+  /// Of attention: from the CPU in float32, where activations are not rounded, to the GPU, and to
+  /// the CPU with activations in bf16.
+  double attention_wide = 0, rounding = 0;
+  std::int64_t rows_routed = 0;
+  std::int64_t rows_elsewhere = 0;  ///< than float32
+  std::int64_t rows_apart = 0;      ///< than float32 from normed rows in bf16, as the GPU has them
 };
 
-/// All kinds of stages, and how many rows would have chosen other experts on the GPU.
-struct StageErrors {
-  StageError embedding, attention, feed_forward, logits;
-  std::int64_t rows_routed = 0, rows_elsewhere = 0;
+/// One model on both.
+struct PairModels {
+  explicit PairModels(const ModelPlace& place)
+      : cpu(load_rounded(place)), gpu(load_on(place, "cuda")) {}
+
+  std::shared_ptr<const Model> cpu, gpu;
 };
 
 class ModelPair {
  public:
-  ModelPair(const GoldenModel& golden, const Settings& settings)
-      : cpu_(load_on(golden, "cpu", Precision::f32)),
-        rounded_(load_on(golden, "cpu")),
-        gpu_(load_on(golden, "cuda")) {
-    const SessionOptions options{.settings = {settings}};
-    settings_ = settings_per_layer(*cpu_, options);
+  ModelPair(const PairModels& models, const Settings& settings) : models_(models) {
+    settings_ = settings_per_layer(*models.cpu, {.settings = {settings}});
   }
-
-  const Model& cpu() const { return *cpu_; }
 
   /// One run of tokens after those so far. With entry positions frequencies are those of
   /// `rope_length` in every step.
   void step(std::span<const std::int32_t> tokens, std::int64_t rope_length, StageErrors& errors) {
     if (host_ == nullptr) open(rope_length);
-    for (const auto& caches : {host_.get(), rounded_host_.get(), device_.get()}) {
-      caches->step_begin(false);
-    }
-    const auto first = host_->length();
+    for (const auto& caches : {host_.get(), device_.get()}) caches->step_begin(false);
+    rounded_->begin();
+    const std::int64_t first = host_->length();
     const SequenceRun cpu_run{host_.get(), tokens, first, rope_length};
-    const SequenceRun rounded_run{rounded_host_.get(), tokens, first, rope_length};
     const SequenceRun gpu_run{device_.get(), tokens, first, rope_length};
-    CpuStages cpu(context_, cpu_->state(), act_);
-    CpuStages rounded(context_, rounded_->state(), rounded_act_);
-    auto& gpu = static_cast<cuda::CudaStages&>(gpu_->state().backend->stages(context_));
+    CpuStages cpu(context_, models_.cpu->state(), act_);
+    cuda::CudaStages& gpu = cuda_stages(*models_.gpu, context_);
     gpu.set_graphs(false);
-    const RowRange rows{0, static_cast<std::int64_t>(tokens.size())};
+    const RowRange rows{0, std::ssize(tokens)};
     cpu.begin({&cpu_run, 1});
-    rounded.begin({&rounded_run, 1});
     gpu.begin({&gpu_run, 1});
-    const std::int64_t values = rows.count * cpu_->info().hidden;
-    note(errors.embedding, residual(act_, values), residual(rounded_act_, values),
-         residual(gpu, values));
+    values_ = rows.count * models_.cpu->info().hidden;
+    note(errors.embedding, residual(), residual(gpu));
     for (std::size_t layer = 0; layer < settings_.size(); ++layer) {
-      const auto all = [&](StageError& error, const auto& stage) {
-        const std::vector<float> before = residual(act_, values);
-        std::ranges::copy(before, rounded_act_.hidden.data());
-        send(before, gpu);
-        stage();
-        note(error, change(before, residual(act_, values)),
-             change(before, residual(rounded_act_, values)), change(before, residual(gpu, values)));
-      };
-      all(errors.attention, [&] {
-        for (Stages* stages : {static_cast<Stages*>(&cpu), static_cast<Stages*>(&rounded),
-                               static_cast<Stages*>(&gpu)}) {
-          stages->entries(layer, rows);
-          stages->attend(layer, rows);
-        }
-      });
-      all(errors.feed_forward, [&] {
-        rounded.feed_forward(layer, rows);
-        cpu.feed_forward(layer, rows);
-        if (!cpu_->state().weights.layers[layer].experts.empty())
-          force(gpu, layer, rows.count, errors);
-        gpu.feed_forward(layer, rows);
-        gpu.set_experts({});
-      });
+      std::vector<float> before = residual();
+      send(before, gpu);
+      for (Stages* stages : {static_cast<Stages*>(&cpu), static_cast<Stages*>(&gpu)}) {
+        stages->entries(layer, rows);
+        stages->attend(layer, rows);
+      }
+      const std::vector<float> rounded = rounded_->change(layer, cpu_run, before);
+      const std::vector<float> wide = change(before, residual());
+      const std::vector<float> got = change(before, residual(gpu));
+      note(errors.attention, rounded, got);
+      note(errors.attention_wide, wide, got);
+      note(errors.rounding, wide, rounded);
+
+      before = residual();
+      send(before, gpu);
+      cpu.feed_forward(layer, rows);
+      if (!weights(layer).experts.empty()) force(gpu, layer, before, rows.count, errors);
+      gpu.feed_forward(layer, rows);
+      gpu.set_experts({});
+      note(errors.feed_forward, change(before, residual()), change(before, residual(gpu)));
     }
     // A step of one token has its logits ready with the last layer.
-    const std::int64_t width = cpu_->info().vocabulary;
+    const std::int64_t width = models_.cpu->info().vocabulary;
     const float* const expected = cpu.logits({&rows, 1});
-    std::vector<float> wanted(expected, expected + rows.count * width);
-    std::ranges::copy(residual(act_, values), rounded_act_.hidden.data());
-    if (rows.count > 1) send(residual(act_, values), gpu);
-    const float* const near = rounded.logits({&rows, 1});
+    if (rows.count > 1) send(residual(), gpu);
     const float* const got = gpu.logits({&rows, 1});
-    note(errors.logits, wanted, std::vector<float>(near, near + rows.count * width),
-         std::vector<float>(got, got + rows.count * width));
-    for (const auto& caches : {host_.get(), rounded_host_.get(), device_.get()}) {
-      caches->step_commit();
-    }
+    note(errors.logits, {expected, expected + rows.count * width}, {got, got + rows.count * width});
+    for (const auto& caches : {host_.get(), device_.get()}) caches->step_commit();
+    rounded_->commit();
   }
 
  private:
-  void open(std::int64_t rope_length) {
-    const auto caches = [&](const Model& model) {
-      std::vector<LayerSpec> specs;
-      for (const Settings& layer : settings_) {
-        specs.push_back(layer_spec(model, layer, rope_length));
-      }
-      return model.state().backend->caches_open(specs);
-    };
-    host_ = caches(*cpu_);
-    rounded_host_ = caches(*rounded_);
-    device_ = caches(*gpu_);
+  const DecoderLayer& weights(std::size_t layer) const {
+    return models_.cpu->state().weights.layers[layer];
   }
 
-  static std::vector<float> residual(Activations& act, std::int64_t values) {
-    return {act.hidden.data(), act.hidden.data() + values};
+  void open(std::int64_t rope_length) {
+    const auto specs = [&](const Model& model) {
+      std::vector<LayerSpec> made;
+      for (const Settings& layer : settings_) {
+        made.push_back(layer_spec(model, layer, rope_length));
+      }
+      return made;
+    };
+    host_ = models_.cpu->state().backend->caches_open(specs(*models_.cpu));
+    rounded_ =
+        std::make_unique<RoundedAttention>(context_, models_.cpu->state(), specs(*models_.cpu));
+    device_ = models_.gpu->state().backend->caches_open(specs(*models_.gpu));
   }
-  static std::vector<float> residual(const cuda::CudaStages& gpu, std::int64_t values) {
-    std::vector<float> result(static_cast<std::size_t>(values));
+
+  std::vector<float> residual() { return {act_.hidden.data(), act_.hidden.data() + values_}; }
+  std::vector<float> residual(const cuda::CudaStages& gpu) const {
+    std::vector<float> result(static_cast<std::size_t>(values_));
     cuda::check(cudaDeviceSynchronize(), "a stage");
     cuda::check(cudaMemcpy(result.data(), gpu.hidden(0), result.size() * sizeof(float),
                            cudaMemcpyDeviceToHost),
@@ -157,46 +155,68 @@ class ModelPair {
     for (std::size_t i = 0; i < after.size(); ++i) after[i] -= before[i];
     return after;
   }
-  static void note(StageError& error, const std::vector<float>& expected,
-                   const std::vector<float>& rounded, const std::vector<float>& gpu) {
-    error.rounding = std::max(error.rounding, stage_error(expected, rounded));
-    error.gpu = std::max(error.gpu, stage_error(expected, gpu));
+  static void note(double& worst, const std::vector<float>& expected,
+                   const std::vector<float>& actual) {
+    worst = std::max(worst, stage_error(expected, actual));
   }
 
   /// The CPU's experts for the GPU's rows; counts where the GPU would have chosen others.
-  void force(cuda::CudaStages& gpu, std::size_t layer, std::int64_t rows, StageErrors& errors) {
-    std::vector<int> choices;
-    for (const ExpertChoice& choice : act_.choices) {
-      choices.push_back(static_cast<int>(choice.expert));
-    }
+  void force(cuda::CudaStages& gpu, std::size_t layer, const std::vector<float>& before,
+             std::int64_t rows, StageErrors& errors) {
+    const std::vector<int> choices = experts_of(act_.choices);
     const std::size_t each = choices.size() / static_cast<std::size_t>(rows);
-    forced_ = DeviceArray<int>(choices);
     const DeviceArray<int> chosen(std::vector<int>(choices.size(), -1));
     // The free choice first; what it adds is overwritten.
-    const std::int64_t values = rows * cpu_->info().hidden;
-    const std::vector<float> before = residual(gpu, values);
     gpu.set_experts({nullptr, chosen.data()});
     gpu.feed_forward(layer, {0, rows});
     const std::vector<int> free = chosen.download();
     send(before, gpu);
+    const std::vector<int> near = rounded_choices(layer, before, rows, each);
+    const auto sorted = [&](const std::vector<int>& of, std::size_t row) {
+      std::vector<int> some(of.begin() + static_cast<std::ptrdiff_t>(row * each),
+                            of.begin() + static_cast<std::ptrdiff_t>((row + 1) * each));
+      std::ranges::sort(some);
+      return some;
+    };
     for (std::size_t row = 0; row < static_cast<std::size_t>(rows); ++row) {
-      const auto sorted = [&](const std::vector<int>& of) {
-        std::vector<int> some(of.begin() + static_cast<std::ptrdiff_t>(row * each),
-                              of.begin() + static_cast<std::ptrdiff_t>((row + 1) * each));
-        std::ranges::sort(some);
-        return some;
-      };
       ++errors.rows_routed;
-      errors.rows_elsewhere += sorted(free) != sorted(choices);
+      errors.rows_elsewhere += sorted(free, row) != sorted(choices, row);
+      errors.rows_apart += sorted(free, row) != sorted(near, row);
     }
+    forced_ = DeviceArray<int>(choices);
     gpu.set_experts({forced_.data(), nullptr});
   }
 
-  std::shared_ptr<const Model> cpu_, rounded_, gpu_;
+  /// The experts of normed rows in bf16, chosen in float32.
+  std::vector<int> rounded_choices(std::size_t layer, const std::vector<float>& before,
+                                   std::int64_t rows, std::size_t each) {
+    const ModelConfig& config = models_.cpu->state().config();
+    std::vector<float> normed(before.size());
+    rms_norm(context_, before.data(), config.hidden, rows, config.hidden,
+             weights(layer).feed_forward_norm, config.norm_eps, normed.data(), config.hidden);
+    normed = RoundedAttention::rounded(std::move(normed));
+    std::vector<float> scores(static_cast<std::size_t>(rows * config.experts.count));
+    linear(context_, weights(layer).router, ProductType::f32, normed.data(), rows, scores.data());
+    std::vector<ExpertChoice> chosen(static_cast<std::size_t>(rows) * each);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      experts_choose(config.experts, scores.data() + row * config.experts.count,
+                     std::span(chosen).subspan(static_cast<std::size_t>(row) * each, each));
+    }
+    return experts_of(chosen);
+  }
+  static std::vector<int> experts_of(const std::vector<ExpertChoice>& choices) {
+    std::vector<int> experts;
+    for (const ExpertChoice& choice : choices) experts.push_back(static_cast<int>(choice.expert));
+    return experts;
+  }
+
+  const PairModels& models_;
   std::vector<Settings> settings_;
   Context context_{2};
-  Activations act_, rounded_act_;
-  std::unique_ptr<SequenceCaches> host_, rounded_host_, device_;
+  Activations act_;
+  std::unique_ptr<SequenceCaches> host_, device_;
+  std::unique_ptr<RoundedAttention> rounded_;
+  std::int64_t values_ = 0;  // of the residual stream of the step
   DeviceArray<int> forced_;
 };
 

@@ -20,14 +20,6 @@ namespace {
 
 constexpr double kNear = 4e-2;
 
-std::vector<std::int32_t> random_tokens(Random& random, const Model& model, std::int64_t count) {
-  std::vector<std::int32_t> tokens;
-  for (std::int64_t i = 0; i < count; ++i) {
-    tokens.push_back(static_cast<std::int32_t>(random.integer(0, model.info().vocabulary - 1)));
-  }
-  return tokens;
-}
-
 Settings small_lca() {
   Settings settings;
   settings.group = 4;
@@ -45,10 +37,6 @@ std::vector<std::string> families() {
   return {"calm_llama", "calm_qwen2", "calm_minicpm3", "calm_deepseek_v2"};
 }
 
-void graphs_set(const Model& model, Context& context, bool on) {
-  static_cast<cuda::CudaStages&>(model.state().backend->stages(context)).set_graphs(on);
-}
-
 class CudaSessions : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(CudaSessions, ReplayedStepsGiveWhatStepsOneByOneGiveBitForBit) {
@@ -59,7 +47,7 @@ TEST_P(CudaSessions, ReplayedStepsGiveWhatStepsOneByOneGiveBitForBit) {
   const std::vector<std::int32_t> tokens = random_tokens(random, *model, 40);
   std::vector<std::vector<float>> rows[2];
   for (const bool graphs : {false, true}) {
-    graphs_set(*model, context, graphs);
+    cuda_stages(*model, context).set_graphs(graphs);
     Session session(model, context, {.settings = {small_lca()}});
     session.prefill(std::span(tokens).first(9));
     for (std::size_t i = 9; i < tokens.size(); ++i) {

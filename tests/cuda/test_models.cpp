@@ -1,5 +1,6 @@
-// Whole models on the GPU against the CPU in float32, stage by stage: each stage starts from the
-// CPU's own residual stream, so that errors do not add up, and experts are the CPU's.
+// Whole models on the GPU against the CPU in float32 with the same weights (rounded to bf16), stage by
+// stage: each stage starts from the CPU's own residual stream, so that errors do not add up, and
+// experts are the CPU's.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -11,9 +12,11 @@
 namespace lca::test {
 namespace {
 
-/// Of what a stage adds to the residual stream, measured as in mechanism §5. Checkpoints other than
-/// the calm ones exaggerate on purpose: where rounding to bf16 costs more on the CPU too, the GPU,
-/// which also rounds softmax weights and outputs of attention, may be off by three times that.
+/// Of what a stage adds to the residual stream, measured as in mechanism §5. Attention is compared
+/// with that of the CPU on activations that are rounded where the GPU's are (rounded_attention.h):
+/// in most checkpoints queries and keys are exaggerated on purpose, and there rounding them moves
+/// the result by up to 3.2e-2 (llama_longrope_factor), more than any kernel does. The calm ones,
+/// whose logits are as in trained models, keep the limit against unrounded activations too.
 constexpr double kStageTolerance = 1.5e-2;
 
 std::vector<std::string> stage_cases() {
@@ -45,18 +48,15 @@ class CudaStagesOf : public ::testing::TestWithParam<std::string> {};
 TEST_P(CudaStagesOf, AddWhatTheCpusAdd) {
   LCA_NEEDS_GPU();
   const GoldenModel golden(GetParam());
+  const PairModels models(golden);
   const std::pair<const char*, Settings> kinds[] = {
       {"dense", dense_settings()},
       {"lca", condensed(Positions::token)},
       {"lca, entry positions", condensed(Positions::entry)}};
   for (const auto& [what, settings] : kinds) {
-    ModelPair pair(golden, settings);
+    ModelPair pair(models, settings);
     Random random(900);
-    std::vector<std::int32_t> tokens;
-    for (int i = 0; i < 41; ++i) {
-      tokens.push_back(
-          static_cast<std::int32_t>(random.integer(0, pair.cpu().info().vocabulary - 1)));
-    }
+    const std::vector<std::int32_t> tokens = random_tokens(random, *models.cpu, 41);
     const std::span<const std::int32_t> all(tokens);
     StageErrors errors;
     const bool entry = settings.positions == Positions::entry;
@@ -66,16 +66,16 @@ TEST_P(CudaStagesOf, AddWhatTheCpusAdd) {
     for (std::int64_t i = 37; i < 41; ++i) {
       pair.step(all.subspan(static_cast<std::size_t>(i), 1), rope_length(i + 1), errors);
     }
-    std::printf("%-28s %-20s GPU (CPU in bf16):", GetParam().c_str(), what);
-    const bool calm = GetParam().starts_with("calm_");
-    for (const auto& [stage, error] :
-         {std::pair<const char*, StageError>{"embedding", errors.embedding},
-          {"attention", errors.attention},
-          {"feed-forward", errors.feed_forward},
-          {"logits", errors.logits}}) {
-      std::printf(" %s %.1e (%.1e)", stage, error.gpu, error.rounding);
-      EXPECT_LE(error.gpu, calm ? kStageTolerance : std::max(kStageTolerance, 3 * error.rounding))
-          << what << ": " << stage;
+    std::printf("%-34s %-20s embedding %.1e attention %.1e (float32 %.1e, rounding %.1e) "
+                "feed-forward %.1e logits %.1e",
+                GetParam().c_str(), what, errors.embedding, errors.attention,
+                errors.attention_wide, errors.rounding, errors.feed_forward, errors.logits);
+    EXPECT_LE(errors.embedding, kStageTolerance) << what;
+    EXPECT_LE(errors.attention, kStageTolerance) << what;
+    EXPECT_LE(errors.feed_forward, kStageTolerance) << what;
+    EXPECT_LE(errors.logits, kStageTolerance) << what;
+    if (GetParam().starts_with("calm_")) {
+      EXPECT_LE(errors.attention_wide, kStageTolerance) << what;
     }
     if (errors.rows_routed > 0) {
       std::printf(", other experts in %.1f %% of rows",
