@@ -32,8 +32,8 @@ class RoundedAttention {
     const ModelConfig& config = model_.config();
     const AttentionShape& shape = config.attention;
     const auto rows = static_cast<std::int64_t>(run.tokens.size());
-    const std::vector<float> x = rounded(
-        norm(hidden, config.hidden, config.hidden, layer.attention_norm, config.norm_eps));
+    const std::vector<float> x =
+        rounded(norm(hidden, config.hidden, config.hidden, layer.attention_norm, config.norm_eps));
     turns(run);
 
     const std::int64_t width = shape.d_score();
@@ -42,9 +42,8 @@ class RoundedAttention {
       q = product(layer.q, x);
     } else {
       const std::vector<float> latent = product(layer.q_a, x);
-      q = product(layer.q_b,
-                  rounded(norm(latent, config.query_latent, config.query_latent, layer.q_a_norm,
-                               config.latent_norm_eps)));
+      q = product(layer.q_b, rounded(norm(latent, config.query_latent, config.query_latent,
+                                          layer.q_a_norm, config.latent_norm_eps)));
     }
     rotate(q.data() + shape.d_nope, rows, shape.heads, shape.heads * width, width);
     q = rounded(std::move(q));

@@ -14,8 +14,8 @@ namespace {
 constexpr double kLargerTolerance = 1.5e-2;
 
 /// Rows whose best experts are so close that rounding their normed activations to bf16 decides: on
-/// the CPU 0 to 0.8 % of the rows of a layer.
-constexpr double kElsewhere = 0.02;
+/// the CPU 0.3 to 1.3 % of the rows of a layer.
+constexpr double kElsewhere = 0.03;
 /// From the same rounded rows the GPU and the CPU choose alike, but for sums in another order.
 constexpr double kApart = 0.002;
 
@@ -32,8 +32,8 @@ TEST_P(CudaLargerExperts, AddWhatTheCpusAddAndChooseAlike) {
   condensed.sink = 4;
   condensed.summary_queries = 8;
   condensed.positional_pool = Pool::weighted;
-  for (const auto& [what, settings] : {std::pair<const char*, Settings>{"dense", dense_settings()},
-                                       {"lca", condensed}}) {
+  for (const auto& [what, settings] :
+       {std::pair<const char*, Settings>{"dense", dense_settings()}, {"lca", condensed}}) {
     ModelPair pair(models, settings);
     Random random(901);
     const std::vector<std::int32_t> tokens = random_tokens(random, *models.cpu, 520);
@@ -48,11 +48,11 @@ TEST_P(CudaLargerExperts, AddWhatTheCpusAddAndChooseAlike) {
     const auto share = [&](std::int64_t rows) {
       return static_cast<double>(rows) / static_cast<double>(errors.rows_routed);
     };
-    std::printf("%-24s %-6s attention %.1e (float32 %.1e) feed-forward %.1e logits %.1e, other "
-                "experts in %.2f %% of rows (%.2f %% from the same rounded rows)\n",
-                GetParam().name, what, errors.attention, errors.attention_wide,
-                errors.feed_forward, errors.logits, 100 * share(errors.rows_elsewhere),
-                100 * share(errors.rows_apart));
+    std::printf(
+        "%-24s %-6s attention %.1e (float32 %.1e) feed-forward %.1e logits %.1e, other "
+        "experts in %.2f %% of rows (%.2f %% from the same rounded rows)\n",
+        GetParam().name, what, errors.attention, errors.attention_wide, errors.feed_forward,
+        errors.logits, 100 * share(errors.rows_elsewhere), 100 * share(errors.rows_apart));
     EXPECT_LE(errors.attention, kLargerTolerance) << what;
     EXPECT_LE(errors.attention_wide, kLargerTolerance) << what;
     EXPECT_LE(errors.feed_forward, kLargerTolerance) << what;
@@ -83,8 +83,9 @@ RandomMoe larger_greedy() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CudaLargerExperts,
-                         ::testing::Values(larger_greedy(), larger_grouped()),
-                         [](const auto& one) { return one.param.groups > 0 ? "Grouped" : "Greedy"; });
+                         ::testing::Values(larger_greedy(), larger_grouped()), [](const auto& one) {
+                           return one.param.groups > 0 ? "Grouped" : "Greedy";
+                         });
 
 }  // namespace
 }  // namespace lca::test

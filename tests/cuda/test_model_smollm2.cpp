@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/model_pair.h"
+#include "cuda/perplexity.h"
 #include "formats/byte_files.h"
 #include "formats/safetensors.h"
 #include "support/test_data.h"
@@ -24,13 +25,9 @@ namespace fs = std::filesystem;
   if (!smollm2_path()) GTEST_SKIP() << kNoTestData
 
 std::shared_ptr<const Model> smollm2_on(const std::string& device, Precision precision,
-                                        const std::string& adapter = "") {
-  ModelOptions options;
-  options.path = *smollm2_path();
-  options.adapter = adapter;
-  options.device = device;
-  options.precision = precision;
-  return Model::load(options);
+                                        const std::string& adapter = "",
+                                        GroupStorage groups = GroupStorage::bf16) {
+  return load_on(ModelPlace(*smollm2_path(), adapter), device, precision, groups);
 }
 
 std::vector<std::int32_t> text_tokens() {
@@ -40,35 +37,6 @@ std::vector<std::int32_t> text_tokens() {
   std::vector<std::int32_t> tokens(tensor->bytes.size() / sizeof(std::int32_t));
   std::memcpy(tokens.data(), tensor->bytes.data(), tensor->bytes.size());
   return tokens;
-}
-
-double surprise(const float* row, std::int64_t vocabulary, std::int32_t token) {
-  const float highest = *std::max_element(row, row + vocabulary);
-  double sum = 0;
-  for (std::int64_t c = 0; c < vocabulary; ++c) sum += std::exp(row[c] - highest);
-  return highest + std::log(sum) - row[token];
-}
-
-/// Mean negative log-likelihood: a prompt in chunks, then tokens one by one.
-double text_nll(const std::shared_ptr<const Model>& model, const Settings& settings,
-                std::size_t prompt, std::size_t length, std::int64_t chunk) {
-  const std::vector<std::int32_t> tokens = text_tokens();
-  Context context;
-  Session session(model, context, {.settings = {settings}, .chunk = chunk});
-  const std::int64_t vocabulary = model->info().vocabulary;
-  double total = 0;
-  session.prefill(std::span(tokens).first(prompt), {},
-                  [&](std::int64_t first, std::int64_t count, const float* rows) {
-                    for (std::int64_t i = 0; i < count; ++i) {
-                      total += surprise(rows + i * vocabulary, vocabulary,
-                                        tokens[static_cast<std::size_t>(first + i + 1)]);
-                    }
-                  });
-  for (std::size_t at = prompt; at + 1 < length; ++at) {
-    session.decode(tokens[at]);
-    total += surprise(session.logits().data(), vocabulary, tokens[at + 1]);
-  }
-  return total / static_cast<double>(length - 1);
 }
 
 std::vector<std::pair<const char*, Settings>> smollm2_settings() {
@@ -126,6 +94,11 @@ void adapter_write(const fs::path& folder) {
 void expect_reads_alike(const std::string& adapter) {
   const auto cpu = smollm2_on("cpu", Precision::f32, adapter);
   const auto gpu = smollm2_on("cuda", Precision::bf16, adapter);
+  const std::vector<std::int32_t> tokens = text_tokens();
+  const auto text_nll = [&](const auto& model, const Settings& settings, std::size_t prompt,
+                            std::size_t length, std::int64_t chunk) {
+    return tokens_nll(model, std::span(tokens).first(length), settings, prompt, chunk);
+  };
   for (const auto& [name, settings] : smollm2_settings()) {
     constexpr std::size_t kPrompt = 1000, kDecoded = 200;
     const double exact = text_nll(cpu, settings, kPrompt, kPrompt + 1, 0);
@@ -157,6 +130,21 @@ TEST(CudaSmolLM2, ReadsATextAsWellAsTheCpuWithAnAdapter) {
   const ScratchFolder folder;
   adapter_write(folder.path());
   expect_reads_alike(folder.path());
+}
+
+TEST(CudaSmolLM2, ReadsATextAsWellWithRepresentativesOf8Bits) {
+  LCA_NEEDS_GPU();
+  SKIP_WITHOUT_SMOLLM2();
+  const auto wide = smollm2_on("cuda", Precision::bf16);
+  const auto narrow = smollm2_on("cuda", Precision::bf16, "", GroupStorage::fp8);
+  const std::vector<std::int32_t> tokens = text_tokens();
+  for (const auto& [name, settings] : smollm2_settings()) {
+    if (settings.method == MethodKind::dense) continue;  // no representatives
+    const double change = nll_change(wide, narrow, std::span(tokens).first(1000), settings);
+    std::printf("%-28s perplexity with fp8 representatives %+.3f %%\n", name, 100 * change);
+    EXPECT_NEAR(change, 0, kQuantisedChange) << name;
+    EXPECT_NE(change, 0) << name << ": nothing was quantised";
+  }
 }
 
 std::int32_t likeliest(std::span<const float> logits) {

@@ -1,5 +1,5 @@
-// Whole models on the GPU against the CPU in float32 with the same weights (rounded to bf16), stage by
-// stage: each stage starts from the CPU's own residual stream, so that errors do not add up, and
+// Whole models on the GPU against the CPU in float32 with the same weights (rounded to bf16), stage
+// by stage: each stage starts from the CPU's own residual stream, so that errors do not add up, and
 // experts are the CPU's.
 #include <gtest/gtest.h>
 
@@ -66,10 +66,11 @@ TEST_P(CudaStagesOf, AddWhatTheCpusAdd) {
     for (std::int64_t i = 37; i < 41; ++i) {
       pair.step(all.subspan(static_cast<std::size_t>(i), 1), rope_length(i + 1), errors);
     }
-    std::printf("%-34s %-20s embedding %.1e attention %.1e (float32 %.1e, rounding %.1e) "
-                "feed-forward %.1e logits %.1e",
-                GetParam().c_str(), what, errors.embedding, errors.attention,
-                errors.attention_wide, errors.rounding, errors.feed_forward, errors.logits);
+    std::printf(
+        "%-34s %-20s embedding %.1e attention %.1e (float32 %.1e, rounding %.1e) "
+        "feed-forward %.1e logits %.1e",
+        GetParam().c_str(), what, errors.embedding, errors.attention, errors.attention_wide,
+        errors.rounding, errors.feed_forward, errors.logits);
     EXPECT_LE(errors.embedding, kStageTolerance) << what;
     EXPECT_LE(errors.attention, kStageTolerance) << what;
     EXPECT_LE(errors.feed_forward, kStageTolerance) << what;

@@ -7,9 +7,40 @@
 
 namespace lca::cuda {
 
+namespace {
+
+/// Errors after which every call of this process on that GPU fails.
+bool error_stays(cudaError_t status) {
+  switch (status) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContextIsDestroyed:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 void check(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // an error that is not sticky ends here
+  if (error_stays(status)) {
+    fail_internal(
+        "{}: the GPU failed ({}); sessions on it are lost, and this process cannot use it any "
+        "more: start again, or use the CPU",
+        doing, cudaGetErrorString(status));
+  }
   if (status == cudaErrorMemoryAllocation) {
     fail_memory("{}: the GPU's memory is full; use a shorter context or a smaller batch", doing);
   }

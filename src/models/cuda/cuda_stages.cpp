@@ -363,6 +363,7 @@ void CudaStages::table_write() {
 /// What all layers read: sessions, embeddings, angles.
 void CudaStages::step_start() {
   clock_.mark({}, queue_);
+  if (step_writer_) step_writer_(table_, queue_);
   for (const Group& group : groups_) {
     if (!group.single) continue;
     group.store->views_gather(table_.sessions + group.first_session, group.batch, group.views,
@@ -381,6 +382,12 @@ void CudaStages::step_start() {
   job.turns = turns_;
   rope_turns(job, queue_);
   clock_.mark("embedding", queue_);
+}
+
+void CudaStages::step_replay() const {
+  const DeviceScope scope(model_.device);
+  if (step_ == nullptr || !step_->graph.ready()) fail_internal("no step is captured");
+  step_->graph.launch(model_.stream);
 }
 
 void CudaStages::profile(bool on) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -77,6 +78,14 @@ class CudaStages final : public Stages {
   void set_experts(const ExpertsTap& tap) { tap_ = tap; }
   /// Whether steps of single tokens are captured; for tests.
   void set_graphs(bool on) { graphs_on_ = on; }
+  /// For tests of captured steps: work that is enqueued before a step's first kernel, and captured
+  /// with it, given the step's table on the GPU; the likeliest tokens there; the captured step once
+  /// more, on the model's stream, without anything on the host.
+  using StepWriter = std::function<void(const StepArrays& table, const Queue& queue)>;
+  void set_step_writer(StepWriter writer) { step_writer_ = std::move(writer); }
+  const std::int32_t* picks_on_device() const { return picks_; }
+  const float* logits_on_device() const { return logits_; }
+  void step_replay() const;
 
   /// Times the parts of steps, which are not captured meanwhile.
   void profile(bool on);
@@ -197,6 +206,7 @@ class CudaStages final : public Stages {
   Buffer chosen_;  // while profiling: the experts of the last rows, [layers][rows][per token]
   std::int64_t chosen_rows_ = 0;
   ExpertsTap tap_;
+  StepWriter step_writer_;
   KnownStep* step_ = nullptr;
   std::vector<Group> groups_;
   StepArrays table_;  // on the GPU

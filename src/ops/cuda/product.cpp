@@ -19,6 +19,7 @@ constexpr std::size_t kPlansMost = 4096;
 
 void blas_check(cublasStatus_t status, const char* doing) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
+  check(cudaPeekAtLastError(), doing);  // of an earlier kernel: it says more
   fail_internal("{}: cuBLASLt reports: {}", doing, cublasLtGetStatusString(status));
 }
 

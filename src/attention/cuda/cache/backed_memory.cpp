@@ -61,7 +61,7 @@ CUmemAllocationProp memory_kind(int device) {
 void driver_check(CUresult result, const char* doing) {
   if (result == CUDA_SUCCESS) return;
   if (result == CUDA_ERROR_OUT_OF_MEMORY) fail_memory("{}: the GPU's memory is full", doing);
-  fail_internal("{}: the GPU driver reports error {}", doing, static_cast<int>(result));
+  check(static_cast<cudaError_t>(result), doing);  // the driver's numbers are the runtime's
 }
 
 }  // namespace
