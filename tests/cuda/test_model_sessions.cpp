@@ -37,18 +37,29 @@ std::vector<std::string> families() {
   return {"calm_llama", "calm_qwen2", "calm_minicpm3", "calm_deepseek_v2"};
 }
 
-class CudaSessions : public ::testing::TestWithParam<std::string> {};
+class CudaSessions : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    LCA_NEEDS_GPU();
+    model = load_on(golden, "cuda");
+  }
+  Session open() { return {model, context, {.settings = {small_lca()}}}; }
+  std::vector<std::int32_t> text(std::int64_t count) {
+    return random_tokens(random, *model, count);
+  }
+
+  const GoldenModel golden{GetParam()};
+  std::shared_ptr<const Model> model;
+  Context context{2};
+  Random random{11};
+};
 
 TEST_P(CudaSessions, ReplayedStepsGiveWhatStepsOneByOneGiveBitForBit) {
-  LCA_NEEDS_GPU();
-  const auto model = load_on(GoldenModel(GetParam()), "cuda");
-  Context context(1);
-  Random random(11);
-  const std::vector<std::int32_t> tokens = random_tokens(random, *model, 40);
+  const std::vector<std::int32_t> tokens = text(40);
   std::vector<std::vector<float>> rows[2];
   for (const bool graphs : {false, true}) {
     cuda_stages(*model, context).set_graphs(graphs);
-    Session session(model, context, {.settings = {small_lca()}});
+    Session session = open();
     session.prefill(std::span(tokens).first(9));
     for (std::size_t i = 9; i < tokens.size(); ++i) {
       session.decode(tokens[i]);
@@ -63,17 +74,13 @@ TEST_P(CudaSessions, ReplayedStepsGiveWhatStepsOneByOneGiveBitForBit) {
 }
 
 TEST_P(CudaSessions, EachOfABatchGetsWhatItGetsAlone) {
-  LCA_NEEDS_GPU();
-  const auto model = load_on(GoldenModel(GetParam()), "cuda");
-  Context context(1);
-  Random random(12);
   // Two stores (settings), lengths of their own, single tokens beside chunks of prompts.
   constexpr std::size_t kSessions = 7;
   std::vector<std::vector<std::int32_t>> texts;
   std::vector<Session> alone, together;
   for (std::size_t i = 0; i < kSessions; ++i) {
     const SessionOptions options{.settings = {i % 3 == 2 ? dense_settings() : small_lca()}};
-    texts.push_back(random_tokens(random, *model, 60));
+    texts.push_back(text(60));
     alone.emplace_back(model, context, options);
     together.emplace_back(model, context, options);
   }
@@ -111,13 +118,9 @@ TEST_P(CudaSessions, EachOfABatchGetsWhatItGetsAlone) {
 }
 
 TEST_P(CudaSessions, PicksAreTheLikeliestTokens) {
-  LCA_NEEDS_GPU();
-  const auto model = load_on(GoldenModel(GetParam()), "cuda");
-  Context context(1);
-  Random random(13);
-  const std::vector<std::int32_t> tokens = random_tokens(random, *model, 30);
-  Session plain(model, context, {.settings = {small_lca()}});
-  Session picked(model, context, {.settings = {small_lca()}});
+  const std::vector<std::int32_t> tokens = text(30);
+  Session plain = open();
+  Session picked = open();
   for (std::size_t i = 0; i < tokens.size();) {
     const std::size_t count = i == 0 ? 11 : 1;
     const auto some = std::span(tokens).subspan(i, count);
@@ -140,18 +143,13 @@ TEST_P(CudaSessions, PicksAreTheLikeliestTokens) {
 }
 
 TEST_P(CudaSessions, PromptModeInChunksAndLaterTurnsMatchesTheCpu) {
-  LCA_NEEDS_GPU();
-  const GoldenModel golden(GetParam());
   const auto cpu = load_on(golden, "cpu");
-  const auto gpu = load_on(golden, "cuda");
-  Context context(2);
-  Random random(14);
-  const std::vector<std::int32_t> tokens = random_tokens(random, *cpu, 70);
+  const std::vector<std::int32_t> tokens = text(70);
   Settings settings = small_lca();
   settings.summary = Summary::prompt;
   for (const std::int64_t chunk : {0, 13}) {
     const SessionOptions options{.settings = {settings}, .chunk = chunk};
-    Session expected(cpu, context, options), actual(gpu, context, options);
+    Session expected(cpu, context, options), actual(model, context, options);
     std::size_t at = 0;
     for (const std::size_t turn : {std::size_t{31}, std::size_t{1}, std::size_t{22}}) {
       for (Session* session : {&expected, &actual}) {
@@ -168,14 +166,10 @@ TEST_P(CudaSessions, PromptModeInChunksAndLaterTurnsMatchesTheCpu) {
 }
 
 TEST_P(CudaSessions, FilesMoveBetweenDevices) {
-  LCA_NEEDS_GPU();
-  const GoldenModel golden(GetParam());
-  const std::shared_ptr<const Model> models[] = {load_on(golden, "cpu"), load_on(golden, "cuda")};
+  const std::shared_ptr<const Model> models[] = {load_on(golden, "cpu"), model};
   const auto path = std::filesystem::temp_directory_path() /
                     ("lca-cuda-" + std::to_string(::getpid()) + ".session");
-  Context context(2);
-  Random random(15);
-  const std::vector<std::int32_t> tokens = random_tokens(random, *models[0], 50);
+  const std::vector<std::int32_t> tokens = text(50);
   const SessionOptions options{.settings = {small_lca()}};
   for (const int from : {0, 1}) {
     Session first(models[from], context, options);
@@ -196,12 +190,8 @@ TEST_P(CudaSessions, FilesMoveBetweenDevices) {
 }
 
 TEST_P(CudaSessions, MarksAndForksReturnToWhatWas) {
-  LCA_NEEDS_GPU();
-  const auto model = load_on(GoldenModel(GetParam()), "cuda");
-  Context context(1);
-  Random random(16);
-  const std::vector<std::int32_t> tokens = random_tokens(random, *model, 60);
-  Session session(model, context, {.settings = {small_lca()}});
+  const std::vector<std::int32_t> tokens = text(60);
+  Session session = open();
   session.prefill(std::span(tokens).first(30));
   session.mark();
   session.decode(tokens[30]);
@@ -216,13 +206,9 @@ TEST_P(CudaSessions, MarksAndForksReturnToWhatWas) {
 }
 
 TEST_P(CudaSessions, AStepThatIsCancelledLeavesTheSessionAsItWas) {
-  LCA_NEEDS_GPU();
-  const auto model = load_on(GoldenModel(GetParam()), "cuda");
-  Context context(1);
-  Random random(17);
-  const std::vector<std::int32_t> tokens = random_tokens(random, *model, 40);
-  Session session(model, context, {.settings = {small_lca()}});
-  Session twin(model, context, {.settings = {small_lca()}});
+  const std::vector<std::int32_t> tokens = text(40);
+  Session session = open();
+  Session twin = open();
   for (Session* one : {&session, &twin}) one->prefill(std::span(tokens).first(20));
   std::stop_source stop;
   stop.request_stop();
@@ -236,16 +222,13 @@ TEST_P(CudaSessions, AStepThatIsCancelledLeavesTheSessionAsItWas) {
 }
 
 TEST_P(CudaSessions, ThreadsTakeTurns) {
-  LCA_NEEDS_GPU();
-  const auto model = load_on(GoldenModel(GetParam()), "cuda");
   constexpr std::size_t kThreads = 3;
-  Random random(20);
   std::vector<std::vector<std::int32_t>> texts;
   std::vector<std::vector<std::vector<float>>> alone(kThreads), together(kThreads);
-  for (std::size_t i = 0; i < kThreads; ++i) texts.push_back(random_tokens(random, *model, 60));
+  for (std::size_t i = 0; i < kThreads; ++i) texts.push_back(text(60));
   const auto talk = [&](std::size_t i, std::vector<std::vector<float>>& rows) {
-    Context context(1);
-    Session session(model, context, {.settings = {small_lca()}});
+    Context own(1);
+    Session session(model, own, {.settings = {small_lca()}});
     session.prefill(std::span(texts[i]).first(20));
     for (std::size_t at = 20; at < texts[i].size(); ++at) {
       session.decode(texts[i][at]);
