@@ -19,7 +19,7 @@ namespace lca::test {
 namespace {
 
 /// Where two greedy texts part, both tokens must be about as likely.
-constexpr float kNearTie = 0.25f;
+constexpr float kNearLogits = 0.25f;
 
 const Tokenizer& bytes_tokenizer() {
   static const Tokenizer made = byte_tokenizer({"<end>"});
@@ -108,7 +108,7 @@ TEST_P(CudaEngine, RequestsThatJoinAndLeaveAtRandomGetTheTextTheyGetAlone) {
       const auto best = std::ranges::max_element(logits) - logits.begin();
       if (best != id) {
         EXPECT_LT(logits[static_cast<std::size_t>(best)] - logits[static_cast<std::size_t>(id)],
-                  kNearTie)
+                  kNearLogits)
             << "request " << i;
         ++parted;
         break;
