@@ -1,4 +1,4 @@
-#include "cuda/fault.h"
+#include "fault.h"
 
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-#include "cuda/step_inputs.h"
+#include "step_inputs.h"
 
 #include "core/cuda/device.h"
 
