@@ -150,6 +150,8 @@ class ModelPair {
     cuda::check(cudaMemcpy(gpu.hidden(0), values.data(), values.size() * sizeof(float),
                            cudaMemcpyHostToDevice),
                 "sending the residual");
+    // The call may return before the copy has arrived, and the model's stream would not wait.
+    cuda::check(cudaDeviceSynchronize(), "sending the residual");
   }
   static std::vector<float> change(const std::vector<float>& before, std::vector<float> after) {
     for (std::size_t i = 0; i < after.size(); ++i) after[i] -= before[i];

@@ -84,6 +84,9 @@ class DeviceArray {
     if (values.empty()) return;
     cuda::check(cudaMemcpy(data(), values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice),
                 "uploading a test's values");
+    // From pageable memory the call may return earlier, and streams that do not block would not
+    // wait for it.
+    cuda::check(cudaDeviceSynchronize(), "uploading a test's values");
   }
 
   std::vector<T> download() const {

@@ -36,7 +36,8 @@ void expect_reads_quantised(const ModelPlace& place, const char* name, std::size
 
 TEST(CudaQuantisedModels, ReadTheirOwnTextAsWell) {
   LCA_NEEDS_GPU();
-  for (const char* name : {"calm_llama", "calm_minicpm3", "calm_deepseek_v2"}) {
+  // Not calm_minicpm3, which is certain of one token whatever it has read.
+  for (const char* name : {"calm_llama", "calm_qwen2", "calm_deepseek_v2"}) {
     expect_reads_quantised(GoldenModel(name), name, 400);
   }
 }
