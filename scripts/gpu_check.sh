@@ -2,7 +2,9 @@
 # Runs the CUDA tests on this machine's GPU, then small ones of every kernel under compute-sanitizer:
 # memcheck (wrong accesses to any memory) and racecheck (threads of a block that use shared memory
 # without waiting for each other). Both make kernels some fifty times slower, so the tests they get
-# are chosen by hand; racecheck gets none that calls cuBLASLt, whose kernels are not ours.
+# are chosen by hand. racecheck looks at our kernels alone, and gets no model with MLA: some kernels of
+# cuBLASLt fail under it by themselves ("failed to handle a hardware exception"), even if none is
+# instrumented, as all of CudaProduct shows.
 #
 #   scripts/gpu_check.sh [TEST_PROGRAM]
 #
@@ -58,10 +60,11 @@ fi
 
 # sanitize TOOL TEST…
 sanitize() {
-  local tool=$1 filter
+  local tool=$1 filter ours=()
   shift
   filter=$(IFS=: && echo "$*")
-  step "$tool" timeout -k 10 "$seconds" "$sanitizer" --tool "$tool" --error-exitcode 9 \
+  [ "$tool" = memcheck ] || ours=(--kernel-name kns=lca)
+  step "$tool" timeout -k 10 "$seconds" "$sanitizer" --tool "$tool" "${ours[@]}" --error-exitcode 9 \
     --print-limit 20 "$program" "--gtest_filter=$filter"
 }
 
@@ -84,7 +87,8 @@ sanitize memcheck "${shared[@]}" CudaPrefill.ReadsViewsIntoLargerTensors \
   'CudaLayer.GoesOnWithAPromptAfterDecoding/*' CudaExchange.WhatDoesNotFitIsRefused \
   CudaCalls.ReplaysEqualStepsOneByOneBitForBit 'Shapes/CudaCachesOf.AStepThatIsRolledBackChangesNothing/*' \
   'All/CudaModelRound*' 'CudaExperts.ManyExperts*' 'CudaThin.ARow*' 'CudaRoute.Sorts*'
-sanitize racecheck "${shared[@]}"
+sanitize racecheck "${shared[@]}" 'CudaRows.*' 'CudaThin.ARow*' 'CudaRoute.*' \
+  'All/CudaModelRound.*/llama' 'All/CudaModelRound.*/llama_fp8' 'All/CudaModelRound.*/qwen2'
 
 [ "$failed" -eq 0 ] && echo "gpu_check: nothing wrong" || echo "gpu_check: FAILED"
 exit "$failed"

@@ -94,13 +94,14 @@ TEST_P(CudaModelRound, GivesWhatTheCpuGives) {
   }
 }
 
-// Single tokens alone: no product of cuBLASLt where rows have 64 values or more, whose kernels
-// racecheck does not get along with.
+// Single tokens alone: where rows have 64 values or more, no product is cuBLASLt's. Under racecheck
+// kernels of cuBLASLt may fail by themselves, even if none is instrumented (those of CudaProduct
+// do).
 TEST_P(CudaModelRound, GivesWhatTheCpuGivesTokenByToken) {
   const SessionOptions options{.settings = {settings}};
   Session expected(cpu, context, options), session(gpu, context, options);
   Session neighbour(gpu, context, options);
-  for (std::size_t i = 0; i < 20; ++i) {
+  for (std::size_t i = 0; i < 15; ++i) {  // two groups are condensed
     expected.decode(tokens[i]);
     if (i % 4 == 3) {
       step_both(session, i, neighbour, i);
