@@ -12,7 +12,10 @@
 
 namespace lca::cuda {
 
-/// A range of addresses, backed with granules of memory (2 MiB) where it is held. Several holders
+/// Bytes of a granule of memory on every GPU that kernels are made for; plans count with it.
+inline constexpr std::size_t kGranuleBytes = std::size_t{2} << 20;
+
+/// A range of addresses, backed with granules of memory where it is held. Several holders
 /// may share a granule: it is backed while there is one. For one thread at a time.
 class BackedMemory {
  public:
@@ -55,7 +58,7 @@ class BackedMemory {
   };
   Span span_of(std::size_t begin, std::size_t bytes) const;
   void swap(BackedMemory& other) noexcept;
-  bool granule_hold(std::size_t index);
+  bool granule_hold(std::size_t index, std::size_t needed);
   void release(std::size_t granule) noexcept;
 
   int device_ = 0;

@@ -15,6 +15,31 @@ std::int64_t row_steps(std::int64_t rows) { return (rows + kRowStep - 1) / kRowS
 
 }  // namespace
 
+std::size_t exact_backed(const AttentionShape& shape, std::span<const std::int64_t> rows,
+                         std::span<const std::int64_t> tokens) {
+  std::size_t granules = 0;
+  for (const std::int64_t values :
+       {shape.kv_heads * shape.d_semantic(), shape.kv_heads * shape.d_positional()}) {
+    const auto width = static_cast<std::size_t>(values) * sizeof(bf16);
+    std::int64_t first = 0;
+    std::size_t next = 0;  // the first granule that is not yet counted
+    for (const std::int64_t held : tokens) {
+      for (const std::int64_t most : rows) {
+        if (held > 0) {
+          const std::int64_t count = std::min(most, row_steps(held)) + kTileSlack;
+          const std::size_t begin = static_cast<std::size_t>(first) * width / kGranuleBytes;
+          const std::size_t end =
+              (static_cast<std::size_t>(first + count) * width + kGranuleBytes - 1) / kGranuleBytes;
+          granules += end - std::min(end, std::max(begin, next));
+          next = std::max(next, end);
+        }
+        first += most;
+      }
+    }
+  }
+  return granules * kGranuleBytes;
+}
+
 ExactBlocks::ExactBlocks(const Device& device, const AttentionShape& shape,
                          std::vector<std::int64_t> rows, std::int64_t blocks)
     : blocks_(blocks),
