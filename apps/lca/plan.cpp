@@ -297,7 +297,6 @@ Subject model_subject(const PlanFlags& flags, DType dtype) {
 void run_cuda(const PlanFlags& flags, int device, const Subject& subject, std::int64_t length,
               std::int64_t budget) {
   static constexpr std::string_view kGroups[] = {"bf16", "fp8", "int8"};
-  constexpr std::int64_t kMostSessions = 2048;
   if (flags.dtype.given() && subject.layers.front().dtype != DType::bf16) {
     fail_incompatible("--dtype {}: the GPU computes in bf16", flags.dtype.text);
   }
@@ -312,7 +311,7 @@ void run_cuda(const PlanFlags& flags, int device, const Subject& subject, std::i
   asked.groups = static_cast<GroupStorage>(choice_parse("--groups", flags.groups.text, kGroups));
   asked.length = length;
   if (flags.chunk.given()) asked.chunk = count_parse("--chunk", flags.chunk.text, 1);
-  asked.sessions = count_parse("--sessions", flags.sessions.text, 1, kMostSessions);
+  asked.sessions = count_parse("--sessions", flags.sessions.text, 1, kPlannedSessions);
   asked.budget = budget;
   asked.json = flags.json;
   plan_cuda_print(asked);

@@ -21,9 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::int64_t kMostSessions = 2048;  // that a model on a GPU opens at a time
-
-std::vector<LayerSpec> dense_layers(std::vector<LayerSpec> layers) {
+std::vector<LayerSpec> cuda_dense_layers(std::vector<LayerSpec> layers) {
   for (LayerSpec& layer : layers) layer.settings.method = MethodKind::dense;
   return layers;
 }
@@ -52,7 +50,7 @@ class CudaCost {
 
   /// Sessions of the length asked for that fit.
   std::int64_t sessions(std::int64_t budget) const {
-    return last_that_fits(kMostSessions, budget,
+    return last_that_fits(kPlannedSessions, budget,
                           [&](std::int64_t count) { return memory(asked_.length, count); });
   }
 
@@ -76,11 +74,11 @@ class CudaCost {
   std::vector<LayerSpec> layers_;
 };
 
-std::string chosen_name(const CudaPlanAsked& asked) {
+std::string cuda_chosen_name(const CudaPlanAsked& asked) {
   return std::string(method_for(asked.layers.front().settings.method).name());
 }
 
-Json cost_json(const CudaCost& cost, const CudaPlanAsked& asked, std::int64_t budget) {
+Json cuda_cost_json(const CudaCost& cost, const CudaPlanAsked& asked, std::int64_t budget) {
   const CudaMemory memory = cost.memory();
   Json json = {{"weights_bytes", memory.weights}, {"entries_per_layer", cost.entries()},
                {"cache_bytes", memory.caches},    {"work_bytes", memory.work()},
@@ -94,9 +92,9 @@ Json cost_json(const CudaCost& cost, const CudaPlanAsked& asked, std::int64_t bu
   return json;
 }
 
-void print_plan(const CudaPlanAsked& asked, const CudaCost& dense, const CudaCost& chosen,
-                std::int64_t budget) {
-  const std::string name = chosen_name(asked);
+void cuda_print_plan(const CudaPlanAsked& asked, const CudaCost& dense, const CudaCost& chosen,
+                     std::int64_t budget) {
+  const std::string name = cuda_chosen_name(asked);
   Table table({"", "dense", name, "dense / " + name});
   const auto add_counts = [&](const std::string& label, std::int64_t a, std::int64_t b) {
     table.add({label, longest_text(a), longest_text(b), ratio_text(a, b)});
@@ -158,10 +156,10 @@ void plan_cuda_print(const CudaPlanAsked& asked) {
   const std::int64_t budget = asked.budget > 0 || !there
                                   ? asked.budget
                                   : static_cast<std::int64_t>(cuda_memory_free(asked.device));
-  const CudaCost dense(plan, asked, dense_layers(asked.layers));
+  const CudaCost dense(plan, asked, cuda_dense_layers(asked.layers));
   const CudaCost chosen(plan, asked, asked.layers);
   if (!asked.json) {
-    print_plan(asked, dense, chosen, budget);
+    cuda_print_plan(asked, dense, chosen, budget);
     return;
   }
   std::vector<Settings> settings;
@@ -174,8 +172,8 @@ void plan_cuda_print(const CudaPlanAsked& asked) {
   json["sessions"] = asked.sessions;
   json["settings"] = settings_json(settings);
   if (budget > 0) json["budget_bytes"] = budget;
-  json["dense"] = cost_json(dense, asked, budget);
-  json[chosen_name(asked)] = cost_json(chosen, asked, budget);
+  json["dense"] = cuda_cost_json(dense, asked, budget);
+  json[cuda_chosen_name(asked)] = cuda_cost_json(chosen, asked, budget);
   print_json(json);
 }
 

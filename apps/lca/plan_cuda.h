@@ -19,6 +19,9 @@ namespace lca::cli {
 /// GPU where there is one.
 std::optional<int> plan_device_parse(std::string_view text);
 
+/// Sessions that a model on a GPU opens at a time.
+inline constexpr std::int64_t kPlannedSessions = 2048;
+
 /// What is planned.
 struct CudaPlanAsked {
   std::string name;
