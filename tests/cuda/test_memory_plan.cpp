@@ -121,6 +121,21 @@ TEST(CudaMemoryPlan, AStoreBacksWhatThePlanCounts) {
   }
 }
 
+TEST(CudaMemoryPlan, BlocksTakeWhatTheySaidWasMissing) {
+  LCA_NEEDS_GPU();
+  const cuda::DeviceScope scope(gpu());
+  const AttentionShape shape = AttentionShape::gqa(9, 3, 64, 64);
+  for (const std::int64_t rows : {1040, 100000}) {
+    cuda::ExactBlocks blocks(gpu(), shape, std::vector<std::int64_t>(30, rows), 8);
+    for (const auto& [block, tokens] : {std::pair{0, 300}, {1, 5000}, {0, 5000}, {2, 70000}}) {
+      const std::size_t before = blocks.backed();
+      const std::size_t missing = blocks.missing(block, tokens);
+      blocks.require(block, tokens, nullptr);
+      EXPECT_EQ(blocks.backed() - before, missing) << rows << " rows, " << tokens << " tokens";
+    }
+  }
+}
+
 /// Loads a model, reads prompts one after another, decodes in all sessions; the peak of the GPU's
 /// memory against the plan's.
 void expect_planned(const ModelOptions& options, const Settings& settings, std::int64_t prompt,

@@ -103,9 +103,18 @@ BackedMemory::Span BackedMemory::span_of(std::size_t begin, std::size_t bytes) c
 }
 
 std::size_t BackedMemory::missing(std::size_t begin, std::size_t bytes) const {
+  std::size_t next = 0;
+  return missing_after(next, begin, bytes);
+}
+
+std::size_t BackedMemory::missing_after(std::size_t& next, std::size_t begin,
+                                        std::size_t bytes) const {
   const Span span = span_of(begin, bytes);
   std::size_t count = 0;
-  for (std::size_t i = span.first; i < span.end; ++i) count += granules_.contains(i) ? 0 : 1;
+  for (std::size_t i = std::max(span.first, next); i < span.end; ++i) {
+    count += granules_.contains(i) ? 0 : 1;
+  }
+  next = std::max(next, span.end);
   return count * granule_;
 }
 

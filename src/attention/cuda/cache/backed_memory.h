@@ -43,6 +43,9 @@ class BackedMemory {
   void drop(std::size_t begin, std::size_t bytes) noexcept;
   /// Bytes that `hold` would have to allocate.
   std::size_t missing(std::size_t begin, std::size_t bytes) const;
+  /// The same for one of several ranges in ascending order, which may share granules: those before
+  /// `next` are counted already, and it moves behind this range.
+  std::size_t missing_after(std::size_t& next, std::size_t begin, std::size_t bytes) const;
   /// Bytes backed now.
   std::size_t backed() const { return granules_.size() * granule_; }
   /// Whether `drop` of the range would give memory back.

@@ -89,16 +89,17 @@ std::int64_t ExactBlocks::tokens_backed(int block) const {
 }
 
 std::size_t ExactBlocks::missing(int block, std::int64_t tokens) const {
-  std::size_t bytes = 0;
   if (std::min(tokens, most_rows_) <= tokens_backed(block)) return 0;
+  std::size_t bytes = 0;
+  std::size_t semantic_next = 0, positional_next = 0;  // layers share granules
   ranges_visit(block, row_steps(tokens), [&](std::int64_t row, std::int64_t count) {
-    const auto add = [&](const BackedMemory& memory, std::int64_t values) {
+    const auto add = [&](const BackedMemory& memory, std::int64_t values, std::size_t& next) {
       const auto width = static_cast<std::size_t>(values) * sizeof(bf16);
-      bytes += memory.missing(static_cast<std::size_t>(row) * width,
-                              static_cast<std::size_t>(count + kTileSlack) * width);
+      bytes += memory.missing_after(next, static_cast<std::size_t>(row) * width,
+                                    static_cast<std::size_t>(count + kTileSlack) * width);
     };
-    add(semantic_, semantic_values_);
-    add(positional_, positional_values_);
+    add(semantic_, semantic_values_, semantic_next);
+    add(positional_, positional_values_, positional_next);
   });
   return bytes;
 }
