@@ -7,10 +7,13 @@
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/published.h"
 #include "model_flags.h"
 #include "models/weight_packing.h"
+#include "plan_cuda.h"
 #include "terminal.h"
 #include "trained_length.h"
+#include "where_flags.h"
 #include "workload.h"
 
 #include <lca/method.h>
@@ -20,6 +23,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 namespace lca::cli {
 namespace {
@@ -27,19 +31,23 @@ namespace {
 constexpr const char* kPlanExamples =
     "The plan counts the cache of all layers and the scratch memory of attention in one layer.\n"
     "With MODEL its weights are counted too; with --shape subtract them from --budget.\n"
+    "On a GPU the plan is the peak of its memory: weights in bf16 (those of a shape too), caches,\n"
+    "activations and scratch, and what the driver takes. No GPU is needed for it; where there is\n"
+    "one, its free memory is the budget.\n"
     "\n"
     "Examples:\n"
     "  lca plan smollm2 --length 128K\n"
     "  lca plan --shape deepseek-v2-lite --length 128K\n"
     "  lca plan --shape qwen-7b --length 1M --budget 24GiB --group 32\n"
-    "  lca plan --shape minicpm3 --length 64K --preset paper --json";
+    "  lca plan --shape minicpm3 --length 64K --preset paper --json\n"
+    "  lca plan --shape deepseek-v2-lite --length 1M --device cuda --budget 141GB";
 
 struct PlanFlags {
   ModelArgument model;
   CommonFlags common;
   KnobFlags knobs;
   WeightsFlag packing;
-  TextFlag shape, adapter, length, budget, dtype, chunk;
+  TextFlag shape, adapter, length, budget, dtype, chunk, device, groups, sessions;
   bool json = false;
 };
 
@@ -171,21 +179,6 @@ std::string chosen_name(const Plan& plan) {
   return std::string(method_for(plan.subject.layers.front().settings.method).name());
 }
 
-std::string ratio_text(std::int64_t dense, std::int64_t chosen) {
-  if (chosen == 0) return "";
-  return fmt::format("{}×", number_text(static_cast<double>(dense) / static_cast<double>(chosen)));
-}
-
-std::string longest_text(std::int64_t length) {
-  if (length == 0) return "none";
-  if (length == kEndlessContext) return "any";
-  if (length == kLongestLength) return "over 1024G";
-  if (length < 10 * 1024) return fmt::format("{}", length);
-  const auto kilos = static_cast<double>(length) / 1024;
-  return kilos < 1024 ? fmt::format("{} ({}K)", length, number_text(kilos))
-                      : fmt::format("{} ({}M)", length, number_text(kilos / 1024));
-}
-
 /// The rows about the length the model was trained for.
 void add_trained(Table& table, const Plan& plan) {
   const std::int64_t trained = plan.subject.context;
@@ -301,6 +294,29 @@ Subject model_subject(const PlanFlags& flags, DType dtype) {
   return subject;
 }
 
+void run_cuda(const PlanFlags& flags, int device, const Subject& subject, std::int64_t length,
+              std::int64_t budget) {
+  static constexpr std::string_view kGroups[] = {"bf16", "fp8", "int8"};
+  if (flags.dtype.given() && subject.layers.front().dtype != DType::bf16) {
+    fail_incompatible("--dtype {}: the GPU computes in bf16", flags.dtype.text);
+  }
+  if (flags.packing.given()) fail_input("--weights is for the CPU; a GPU has them in bf16");
+  CudaPlanAsked asked;
+  asked.name = subject.name;
+  asked.path = subject.path;
+  asked.config = subject.path.empty() ? published_config(flags.shape.text)
+                                      : Checkpoint::open(flags.model.path()).config();
+  asked.layers = subject.layers;
+  asked.device = device;
+  asked.groups = static_cast<GroupStorage>(choice_parse("--groups", flags.groups.text, kGroups));
+  asked.length = length;
+  if (flags.chunk.given()) asked.chunk = count_parse("--chunk", flags.chunk.text, 1);
+  asked.sessions = count_parse("--sessions", flags.sessions.text, 1, kPlannedSessions);
+  asked.budget = budget;
+  asked.json = flags.json;
+  plan_cuda_print(asked);
+}
+
 void run(const PlanFlags& flags) {
   if (flags.model.given() == flags.shape.given()) {
     fail_input("give either MODEL (a folder, a .gguf file, or smollm2) or --shape {}",
@@ -310,6 +326,9 @@ void run(const PlanFlags& flags) {
   if (flags.packing.given() && !flags.model.given()) {
     fail_input("--weights packs those of MODEL; a shape has none");
   }
+  const std::optional<int> gpu = plan_device_parse(flags.device.text);
+  cuda_only_check(flags.groups, "--groups", gpu.has_value());
+  cuda_only_check(flags.sessions, "--sessions", gpu.has_value());
   const DType dtype = dtype_parse("--dtype", flags.dtype.text);
   const std::int64_t chunk = count_parse("--chunk", flags.chunk.text, 1);
   const std::int64_t length = count_parse("--length", flags.length.text, 1);
@@ -317,6 +336,10 @@ void run(const PlanFlags& flags) {
   const int threads = Context(flags.common.threads()).threads();
   const Subject subject =
       flags.model.given() ? model_subject(flags, dtype) : shape_subject(flags, dtype);
+  if (gpu) {
+    run_cuda(flags, *gpu, subject, length, budget);
+    return;
+  }
   const Subject dense = subject.with_method(MethodKind::dense);
   const Plan plan{subject,
                   dense,
@@ -331,6 +354,21 @@ void run(const PlanFlags& flags) {
 
 }  // namespace
 
+std::string ratio_text(std::int64_t dense, std::int64_t chosen) {
+  if (chosen == 0) return "";
+  return fmt::format("{}×", number_text(static_cast<double>(dense) / static_cast<double>(chosen)));
+}
+
+std::string longest_text(std::int64_t length) {
+  if (length == 0) return "none";
+  if (length == kEndlessContext) return "any";
+  if (length == kLongestLength) return "over 1024G";
+  if (length < 10 * 1024) return fmt::format("{}", length);
+  const auto kilos = static_cast<double>(length) / 1024;
+  return kilos < 1024 ? fmt::format("{} ({}K)", length, number_text(kilos))
+                      : fmt::format("{} ({}M)", length, number_text(kilos / 1024));
+}
+
 Command plan_command(CLI::App& parent) {
   auto flags = std::make_shared<PlanFlags>();
   CLI::App* app = parent.add_subcommand("plan", "How much memory a context needs, dense and LCA");
@@ -343,7 +381,12 @@ Command plan_command(CLI::App& parent) {
   flags->budget.add(*app, "--budget", "SIZE",
                     "memory available; prints the longest context that fits");
   flags->dtype.add(*app, "--dtype", "f32|bf16", "type of the cache", "bf16");
-  flags->chunk.add(*app, "--chunk", "N", "tokens prefilled at a time", "2K");
+  flags->chunk.add(*app, "--chunk", "N", "tokens prefilled at a time; on a GPU 16K unless given",
+                   "2K");
+  flags->device.add(*app, "--device", "cpu|cuda|cuda:N|auto", "whose memory", "cpu");
+  flags->groups.add(*app, "--groups", "bf16|fp8|int8", "cuda: how representatives are stored",
+                    "bf16");
+  flags->sessions.add(*app, "--sessions", "N", "cuda: sessions of that length", "1");
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::yes);

@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "interrupt.h"
 #include "machine.h"
+#include "models/model_state.h"
 #include "terminal.h"
 
 #include <fmt/format.h>
@@ -33,15 +34,28 @@ bool condenses(const SessionOptions& options) {
 
 void session_require(const Model& model, const SessionOptions& options, std::int64_t length,
                      int threads, const std::string& what) {
-  const std::int64_t available = memory_available();
-  const Memory memory = session_memory(model, options, length, threads);
-  const auto bytes = static_cast<double>(memory.total());
-  if (available < 0 || bytes <= static_cast<double>(available)) return;
+  const bool on_gpu = model.info().device != "cpu";
+  const std::int64_t available =
+      on_gpu ? static_cast<std::int64_t>(model.state().backend->memory_free()) : memory_available();
+  const auto needed = [&](std::int64_t tokens) {
+    return session_memory(model, options, tokens, threads);
+  };
+  const auto fits = [&](const Memory& memory) {
+    return available < 0 || static_cast<std::int64_t>(memory.total()) <= available;
+  };
+  const Memory memory = needed(length);
+  if (fits(memory)) return;
+  std::int64_t longest = 0;
+  for (std::int64_t above = length; above - longest > 1;) {
+    const std::int64_t middle = longest + (above - longest) / 2;
+    (fits(needed(middle)) ? longest : above) = middle;
+  }
   fail_memory(
-      "{} need about {} of memory beside the weights ({} of it cache) and {} are available; {}",
-      what, bytes_text(bytes), bytes_text(static_cast<double>(memory.caches)),
-      bytes_text(static_cast<double>(available)),
-      condenses(options) ? "make it shorter" : "use --method lca, or make it shorter");
+      "{} need about {} of {} beside the weights ({} of it cache) and {} are available; at most {} "
+      "tokens fit: {}",
+      what, bytes_text(static_cast<double>(memory.total())), on_gpu ? "GPU memory" : "memory",
+      bytes_text(static_cast<double>(memory.caches)), bytes_text(static_cast<double>(available)),
+      longest, condenses(options) ? "make it shorter" : "use --method lca, or make it shorter");
 }
 
 const std::vector<std::string>& tokenizer_warn(const Tokenizer& tokenizer) {

@@ -1,6 +1,7 @@
 // `lca plan`: the sizes the mechanism page states, and the longest context that fits.
 
 #include "apps/program.h"
+#include "core/cuda/device_name.h"
 #include "support/compare.h"
 
 #include <gtest/gtest.h>
@@ -99,6 +100,89 @@ TEST(PlanCommand, PrintsATable) {
   for (const char* part :
        {"| cache, all layers ", "3.80 GiB", "0.265 GiB", "14.3×", "longest context in 24.0 GiB"}) {
     EXPECT_NE(finished.out.find(part), std::string::npos) << part << " is not in\n" << finished.out;
+  }
+}
+
+/// A plan for a GPU needs a build with CUDA, not a GPU.
+bool plans_gpus() { return cuda::device_missing().find("build has no CUDA") == std::string::npos; }
+
+json cuda_plan(const std::vector<std::string>& more) {
+  std::vector<std::string> words = {"--device", "cuda"};
+  words.insert(words.end(), more.begin(), more.end());
+  return plan(words);
+}
+
+TEST(CudaPlanCommand, ABuildWithoutCudaSaysSo) {
+  if (plans_gpus()) GTEST_SKIP() << "this build has CUDA";
+  const Finished finished = program_run({"plan", "--shape", "smollm2", "--device", "cuda"});
+  EXPECT_NE(finished.code, 0);
+  EXPECT_NE(finished.err.find("this build has no CUDA"), std::string::npos) << finished.err;
+}
+
+TEST(CudaPlanCommand, CountsWeightsCachesWorkAndTheDriver) {
+  if (!plans_gpus()) GTEST_SKIP() << "this build has no CUDA";
+  const json made = cuda_plan({"--shape", "deepseek-v2-lite", "--preset", "training", "--budget",
+                               "139GiB", "--length", "128K"});
+  const json& lca = made["lca"];
+  EXPECT_NEAR(gib(lca["weights_bytes"]), 29.3, 0.05);
+  EXPECT_NEAR(gib(made["dense"]["cache_bytes"]), 3.80, 0.13);
+  EXPECT_GT(gib(lca["cache_bytes"]), 0.265);
+  EXPECT_LT(gib(lca["cache_bytes"]), 0.33);
+  const auto bytes = [&](const char* name) { return lca[name].get<std::int64_t>(); };
+  EXPECT_EQ(bytes("peak_bytes"),
+            bytes("weights_bytes") + bytes("cache_bytes") + bytes("work_bytes"));
+  EXPECT_EQ(bytes("total_bytes"), bytes("peak_bytes") + bytes("driver_bytes"));
+  EXPECT_EQ(lca["fits"], true);
+  EXPECT_GE(lca["sessions_that_fit"], 370);
+  const json narrow = cuda_plan({"--shape", "deepseek-v2-lite", "--preset", "training", "--budget",
+                                 "139GiB", "--length", "128K", "--groups", "fp8"});
+  EXPECT_GE(narrow["lca"]["sessions_that_fit"], 600);
+}
+
+TEST(CudaPlanCommand, WhatFitsFitsAndOneMoreDoesNot) {
+  if (!plans_gpus()) GTEST_SKIP() << "this build has no CUDA";
+  for (const char* preset : {"paper", "training"}) {
+    SCOPED_TRACE(preset);
+    const auto with = [&](std::int64_t length, std::int64_t sessions) {
+      return cuda_plan({"--shape", "deepseek-v2-lite", "--preset", preset, "--budget", "33.5GiB",
+                        "--length", std::to_string(length), "--sessions",
+                        std::to_string(sessions)});
+    };
+    const json made = with(65536, 1);
+    for (const char* method : {"dense", "lca"}) {
+      const auto longest = made[method]["longest_context"].get<std::int64_t>();
+      EXPECT_EQ(with(longest, 1)[method]["fits"], true) << method;
+      EXPECT_EQ(with(longest + 1, 1)[method]["fits"], false) << method;
+      const auto sessions = made[method]["sessions_that_fit"].get<std::int64_t>();
+      if (sessions > 0) {
+        EXPECT_EQ(with(65536, sessions)[method]["fits"], true) << method;
+      }
+      EXPECT_EQ(with(65536, sessions + 1)[method]["fits"], false) << method;
+    }
+  }
+}
+
+TEST(CudaPlanCommand, PackedWeightsAreCountedAsBf16) {
+  if (!plans_gpus()) GTEST_SKIP() << "this build has no CUDA";
+  const std::string models = std::string(LCA_SOURCE_DIR) + "/tests/golden/models/";
+  const auto weights = [&](const std::string& name) {
+    return cuda_plan({models + name + "/model.gguf"})["lca"]["weights_bytes"];
+  };
+  EXPECT_EQ(weights("gguf_llama_q4_0"), weights("gguf_llama_q8_0"));
+}
+
+TEST(CudaPlanCommand, FlagsOfTheOtherDeviceAreErrors) {
+  const std::vector<std::vector<std::string>> wrong = {{"--groups", "fp8"},
+                                                       {"--sessions", "2"},
+                                                       {"--device", "gpu"},
+                                                       {"--device", "cuda:x"},
+                                                       {"--device", "cuda", "--dtype", "f32"},
+                                                       {"--device", "cuda", "--length", "4M"},
+                                                       {"--device", "cuda", "--sessions", "0"}};
+  for (const std::vector<std::string>& flags : wrong) {
+    std::vector<std::string> words = {"plan", "--shape", "smollm2"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    EXPECT_NE(program_run(words).code, 0) << flags.back();
   }
 }
 

@@ -288,7 +288,7 @@ class Resident {
     const AttentionShape& shape = specs_[l].shape;
     const cuda::LayerView view = stores_->view(store, index);
     const cuda::PromptPlan plan =
-        cuda::prompt_plan(store, index, talk.caches->sequence().chunk(0, tokens));
+        cuda::prompt_plan(store.spec(index), talk.caches->sequence().chunk(0, tokens));
     cuda::Buffer memory(cuda::prompt_rows_bytes(specs_[l], plan));
     transfer_.fill(memory.as<void>(), memory.bytes(), 0xff);
     const cuda::PromptRows rows = cuda::prompt_rows(specs_[l], plan, memory.as<void>());

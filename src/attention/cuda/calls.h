@@ -69,6 +69,10 @@ struct ChunkPlan {
 /// kind (CacheStore::kind).
 ChunkPlan chunk_plan(const CacheStore& store, int layer, std::span<const ChunkRequest> requests);
 
+/// Rows of a chunk of one sequence that holds `queries_held` queries before it.
+ChunkRows chunk_rows(const LayerSpec& spec, std::int64_t before, std::int64_t after,
+                     std::int64_t queries_held);
+
 /// The most rows that chunks of `tokens` new tokens of `runs` sequences can have.
 ChunkRows chunk_rows_most(const LayerSpec& spec, std::int64_t longest, std::int64_t tokens,
                           std::int64_t runs);
@@ -132,7 +136,7 @@ struct PromptPlan {
   }
   std::int64_t tail_first() const { return after - tail; }
 };
-PromptPlan prompt_plan(const CacheStore& store, int layer, const ChunkRequest& request);
+PromptPlan prompt_plan(const LayerSpec& spec, const ChunkRequest& request);
 
 /// Tensors of one layer's prompt.
 struct PromptRows {
@@ -150,6 +154,9 @@ void prompt_begin(const LayerView& layer, const PromptPlan& plan, const PromptRo
 /// Condenses all groups that left the window. `space` is that of any chunk of the prompt.
 void prompt_condense(const LayerView& layer, const PromptPlan& plan, const PromptRows& rows,
                      const ChunkSpace& space, const ProductSpace& products, const Queue& queue);
+/// Rows of tokens [first, first + count) of the prompt as a chunk.
+ChunkRows prompt_chunk_rows(const LayerSpec& spec, const PromptPlan& plan, std::int64_t first,
+                            std::int64_t count);
 /// Tokens [first, first + count) of the prompt as a chunk of one piece: the caller writes queries
 /// at query_row(), and no entries.
 ChunkPlan prompt_chunk(const CacheStore& store, int layer, const PromptPlan& plan,

@@ -45,9 +45,7 @@ ChunkSpace carve(const LayerSpec& spec, const ChunkRows& rows, DeviceCarver& car
 }  // namespace
 
 ChunkPlan chunk_plan(const CacheStore& store, int index, std::span<const ChunkRequest> requests) {
-  const Settings& settings = store.spec(index).settings;
-  const LayerCache& cache = store.layer(index);
-  const Layout layout(settings);
+  const Layout layout(store.spec(index).settings);
   ChunkPlan plan;
   ChunkRows& rows = plan.rows;
   rows.runs = static_cast<std::int64_t>(requests.size());
@@ -64,25 +62,39 @@ ChunkPlan chunk_plan(const CacheStore& store, int index, std::span<const ChunkRe
     for (const ChunkPiece& other : plan.pieces) {
       if (other.to.slot == piece.to.slot) fail_input("a sequence is twice in one call");
     }
+    const ChunkRows own = chunk_rows(store.spec(index), piece.before, piece.after,
+                                     piece.before - request.queries_first);
     piece.groups_before = layout.groups(piece.before);
     piece.groups_after = layout.groups(piece.after);
     piece.gone = layout.dropped(piece.before);
-    if (cache.recent > 0) {
-      piece.recent = std::clamp<std::int64_t>(piece.before - request.queries_first, 0,
-                                              settings.summary_queries - 1);
-    }
+    piece.recent = own.query - piece.tokens();
     piece.first_query_row = rows.query;
     piece.first_exact_row = rows.exact;
     piece.group_row = rows.group;
-    rows.query += piece.recent + piece.tokens();
-    rows.exact += piece.after - piece.gone;
-    rows.group += piece.groups_after;
-    rows.condensed =
-        std::max({rows.condensed, std::min(kGroupSlice, piece.groups_after - piece.groups_before),
-                  std::min({kGroupSlice, piece.tokens(), cache.summary_rows})});
+    rows.query += own.query;
+    rows.exact += own.exact;
+    rows.group += own.group;
+    rows.condensed = std::max(rows.condensed, own.condensed);
     plan.pieces.push_back(piece);
   }
   return plan;
+}
+
+ChunkRows chunk_rows(const LayerSpec& spec, std::int64_t before, std::int64_t after,
+                     std::int64_t queries_held) {
+  const Settings& settings = spec.settings;
+  const Layout layout(settings);
+  ChunkRows rows;
+  rows.runs = 1;
+  rows.query = after - before;
+  rows.exact = after - layout.dropped(before);
+  rows.group = layout.groups(after);
+  if (settings.method != MethodKind::lca) return rows;
+  rows.query += std::clamp<std::int64_t>(queries_held, 0, settings.summary_queries - 1);
+  rows.condensed =
+      std::min(kGroupSlice, std::max(rows.group - layout.groups(before),
+                                     std::min(after - before, settings.summary_queries)));
+  return rows;
 }
 
 ChunkRows chunk_rows_most(const LayerSpec& spec, std::int64_t longest, std::int64_t tokens,
@@ -108,9 +120,7 @@ ChunkRows chunk_rows_most(const LayerSpec& spec, std::int64_t longest, std::int6
 }
 
 std::size_t chunk_space_bytes(const LayerSpec& spec, const ChunkRows& rows) {
-  DeviceCarver carver;
-  carve(spec, rows, carver);
-  return carver.used();
+  return carved_bytes([&](DeviceCarver& carver) { carve(spec, rows, carver); });
 }
 
 ChunkSpace chunk_space(const LayerSpec& spec, const ChunkRows& rows, void* memory) {

@@ -29,9 +29,9 @@ TokenRows token_rows(const PromptPlan& plan, const PromptRows& rows) {
 
 }  // namespace
 
-PromptPlan prompt_plan(const CacheStore& store, int index, const ChunkRequest& request) {
-  const Settings& settings = store.spec(index).settings;
-  if (!summary_waits(settings)) fail_input("layer {} does not wait for a prompt's end", index);
+PromptPlan prompt_plan(const LayerSpec& spec, const ChunkRequest& request) {
+  const Settings& settings = spec.settings;
+  if (!summary_waits(settings)) fail_input("this layer does not wait for a prompt's end");
   const Layout layout(settings);
   PromptPlan plan;
   plan.from = request.from;
@@ -45,9 +45,7 @@ PromptPlan prompt_plan(const CacheStore& store, int index, const ChunkRequest& r
 }
 
 std::size_t prompt_rows_bytes(const LayerSpec& spec, const PromptPlan& plan) {
-  DeviceCarver carver;
-  carve_prompt(spec, plan, carver);
-  return carver.used();
+  return carved_bytes([&](DeviceCarver& carver) { carve_prompt(spec, plan, carver); });
 }
 
 PromptRows prompt_rows(const LayerSpec& spec, const PromptPlan& plan, void* memory) {
@@ -75,17 +73,23 @@ void prompt_condense(const LayerView& layer, const PromptPlan& plan, const Promp
       layout.groups(plan.before), layout.groups(plan.after), plan.after);
 }
 
+ChunkRows prompt_chunk_rows(const LayerSpec& spec, const PromptPlan& plan, std::int64_t first,
+                            std::int64_t count) {
+  // Queries before the chunk are not needed any more.
+  ChunkRows rows = chunk_rows(spec, plan.before + first, plan.before + first + count, 0);
+  // Scratch for prompt_condense and prompt_end, whatever the chunk's own size.
+  const Layout layout(spec.settings);
+  const std::int64_t groups = layout.groups(plan.after) - layout.groups(plan.before);
+  rows.condensed = std::max(rows.condensed, std::min(kGroupSlice, std::max(groups, plan.tail)));
+  return rows;
+}
+
 ChunkPlan prompt_chunk(const CacheStore& store, int index, const PromptPlan& plan,
                        std::int64_t first, std::int64_t count) {
-  // As a chunk after the tokens before it; queries before it are not needed any more.
+  // As a chunk after the tokens before it.
   const ChunkRequest request{plan.to, plan.to, plan.before + first, count, plan.before + first};
   ChunkPlan chunk = chunk_plan(store, index, {&request, 1});
-  // Scratch for prompt_condense and prompt_end, whatever the chunk's own size.
-  const Layout layout(store.spec(index).settings);
-  chunk.rows.condensed = std::max(
-      {chunk.rows.condensed,
-       std::min(kGroupSlice,
-                std::max(layout.groups(plan.after) - layout.groups(plan.before), plan.tail))});
+  chunk.rows = prompt_chunk_rows(store.spec(index), plan, first, count);
   return chunk;
 }
 

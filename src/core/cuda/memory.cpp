@@ -11,6 +11,13 @@ namespace {
 std::atomic<std::size_t> held_bytes{0};
 std::atomic<std::size_t> peak_bytes{0};
 
+/// Of the current GPU.
+std::size_t memory_free() {
+  std::size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
+  return free;
+}
+
 }  // namespace
 
 std::size_t memory_held() { return held_bytes; }
@@ -26,7 +33,12 @@ void memory_count(std::ptrdiff_t bytes) {
 
 Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
-  check(cudaMalloc(&data_, bytes), "allocating GPU memory");
+  const cudaError_t status = cudaMalloc(&data_, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    memory_lacks(static_cast<double>(bytes), "an allocation");
+  }
+  check(status, "allocating GPU memory");
   memory_count(static_cast<std::ptrdiff_t>(bytes));
 }
 
@@ -52,14 +64,19 @@ Stream::~Stream() { cudaStreamDestroy(stream_); }
 void Stream::wait() const { check(cudaStreamSynchronize(stream_), "running on the GPU"); }
 
 void memory_require(double bytes, const std::string& what) {
-  std::size_t free = 0, all = 0;
-  check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
-  constexpr double kGiB = 1024.0 * 1024 * 1024;
-  if (bytes <= static_cast<double>(free)) return;
+  if (bytes > static_cast<double>(memory_free())) memory_lacks(bytes, what);
+}
+
+void memory_lacks(double bytes, const std::string& what) {
+  const auto text = [](double size) {
+    constexpr double kMiB = 1024.0 * 1024, kGiB = 1024 * kMiB;
+    return size < kGiB ? fmt::format("{:.1f} MiB", size / kMiB)
+                       : fmt::format("{:.1f} GiB", size / kGiB);
+  };
   fail_memory(
-      "{} needs {:.1f} GiB of GPU memory and {:.1f} GiB are free; use a shorter context or "
-      "a smaller batch",
-      what, bytes / kGiB, static_cast<double>(free) / kGiB);
+      "{} needs {} more of GPU memory and {} are free; close a session, or use a shorter context "
+      "or a smaller batch",
+      what, text(bytes), text(static_cast<double>(memory_free())));
 }
 
 }  // namespace lca::cuda

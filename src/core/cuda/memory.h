@@ -58,6 +58,14 @@ class DeviceCarver {
   std::size_t used_ = 0;
 };
 
+/// Bytes of what lay(carver) lays out.
+template <typename Lay>
+std::size_t carved_bytes(const Lay& lay) {
+  DeviceCarver carver;
+  lay(carver);
+  return carver.used();
+}
+
 /// A stream that this object owns.
 class Stream {
  public:
@@ -81,5 +89,8 @@ void memory_count(std::ptrdiff_t bytes);
 /// Throws Error (out of memory) where the current GPU has fewer bytes left; `what` says what needs
 /// them.
 void memory_require(double bytes, const std::string& what);
+
+/// The same after an allocation of so many bytes has failed.
+[[noreturn]] void memory_lacks(double bytes, const std::string& what);
 
 }  // namespace lca::cuda

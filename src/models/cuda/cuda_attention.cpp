@@ -7,6 +7,7 @@
 #include "attention/settings_kind.h"
 #include "core/cuda/profile_range.h"
 #include "models/cuda/cuda_stages.h"
+#include "models/cuda/stage_spaces.h"
 
 namespace lca::cuda {
 
@@ -17,41 +18,11 @@ bool CudaStages::waits(std::size_t layer) const {
          summary_waits(groups_[0].store->spec(static_cast<int>(layer)).settings);
 }
 
-namespace {
-
-/// What projecting `rows` rows needs; without memory it counts.
-struct ProjectionSpace {
-  bf16* normed = nullptr;
-  float* first = nullptr;
-  bf16* query_latent = nullptr;
-  float* queries = nullptr;
-  bf16* attended = nullptr;
-
-  ProjectionSpace(const CudaModel& model, std::int64_t rows, DeviceCarver& carver) {
-    const ModelConfig& config = model.config;
-    const AttentionShape& shape = config.attention;
-    normed = carver.take<bf16>(rows * config.hidden);
-    first = carver.take<float>(rows * model.weights.layers[0].first.out);
-    query_latent = carver.take<bf16>(rows * config.query_latent);
-    queries =
-        carver.take<float>(config.query_latent > 0 ? rows * shape.heads * shape.d_score() : 0);
-    attended = carver.take<bf16>(rows * shape.heads * shape.d_value);
-  }
-};
-
-}  // namespace
-
-std::size_t CudaStages::projected_bytes(const CudaModel& model, std::int64_t rows) {
-  DeviceCarver carver;
-  ProjectionSpace(model, rows, carver);
-  return carver.used();
-}
-
 /// The spaces of all groups for a layer, behind what projecting needs; returns
 /// the bytes of both.
 std::size_t CudaStages::spaces_prepare(std::size_t index, RowRange rows, void* memory) {
   const auto layer = static_cast<int>(index);
-  std::size_t used = projected_bytes(model_, single_ ? padded_ : rows.count);
+  std::size_t used = projected_bytes(config(), model_.widths, single_ ? padded_ : rows.count);
   for (Group& group : groups_) {
     const LayerSpec& spec = group.store->spec(layer);
     void* const at = memory == nullptr ? nullptr : static_cast<char*>(memory) + used;
@@ -111,7 +82,7 @@ CudaStages::Projected CudaStages::project(std::size_t index, RowRange rows, bool
                                           bool entries) {
   const DeviceLayer& layer = weights(index);
   DeviceCarver carver(lane_->work.as<void>());
-  const ProjectionSpace space(model_, rows.count, carver);
+  const ProjectionSpace space(config(), model_.widths, rows.count, carver);
   norm(layer.attention_norm, rows);
   const std::int64_t query_out = shape().form == Form::gqa ? shape().heads * shape().d_rope
                                  : layer.q_b.empty()       ? shape().heads * shape().d_score()
@@ -296,7 +267,7 @@ void CudaStages::output(std::size_t index, const bf16* attended, RowRange rows) 
 
 ChunkSpace CudaStages::waiting_space(std::size_t layer, const ChunkPlan& chunk, std::int64_t rows) {
   const LayerSpec& spec = groups_[0].store->spec(static_cast<int>(layer));
-  const std::size_t before = projected_bytes(model_, rows);
+  const std::size_t before = projected_bytes(config(), model_.widths, rows);
   grow(lane_->work, before + chunk_space_bytes(spec, chunk.rows));
   return chunk_space(spec, chunk.rows, lane_->work.as<char>() + before);
 }
@@ -308,12 +279,12 @@ void CudaStages::waiting_entries(std::size_t index, RowRange rows) {
   CacheSequence& sequence = static_cast<DeviceCaches&>(*runs_[0].caches).sequence();
   const LayerView view = model_.stores->view(store, layer);
   if (rows.first == 0) {
-    waiting_plan_ = prompt_plan(store, layer, sequence.chunk(0, rows_));
+    waiting_plan_ = prompt_plan(view.spec, sequence.chunk(0, rows_));
     grow(prompt_rows_, prompt_rows_bytes(view.spec, waiting_plan_));
     waiting_rows_ = prompt_rows(view.spec, waiting_plan_, prompt_rows_.as<void>());
     prompt_begin(view, waiting_plan_, waiting_rows_, queue_);
   }
-  grow(lane_->work, projected_bytes(model_, rows.count));
+  grow(lane_->work, projected_bytes(config(), model_.widths, rows.count));
   const std::int64_t first = runs_[0].first + rows.first;
   const std::int64_t end = first + rows.count;
   const std::int64_t tail = std::max(first, waiting_plan_.tail_first());

@@ -8,6 +8,7 @@
 #include "core/context_state.h"
 #include "core/error.h"
 #include "core/kernel_choice.h"
+#include "models/cuda/cuda_limits.h"
 #include "models/cuda/cuda_stages.h"
 #include "models/cuda/random_weights.h"
 
@@ -15,11 +16,6 @@ namespace lca {
 namespace {
 
 using namespace cuda;
-
-/// Sequences at a time and tokens of one: addresses alone, memory comes as it
-/// is needed.
-constexpr StoreLimits kLimits{.sequences = 2048,
-                              .longest = (std::int64_t{1} << 20) + (std::int64_t{1} << 16)};
 
 /// What a context has of a model on the GPU: a word on the memory that it holds there, and the
 /// logits of its last step, which other contexts must not overwrite.
@@ -55,8 +51,9 @@ class CudaBackend final : public ModelBackend {
     }
     std::vector<DeviceStores::Weights> up;
     for (const DeviceLayer& layer : model_.weights.layers) up.push_back({layer.w_uk, layer.w_uv});
-    model_.stores = std::make_unique<DeviceStores>(model_.stream.queue(), std::move(up), groups_,
-                                                   kLimits, model_.product_space(), model_.kernels);
+    model_.stores =
+        std::make_unique<DeviceStores>(model_.stream.queue(), std::move(up), groups_, kStoreLimits,
+                                       model_.product_space(), model_.kernels);
     stages_ = std::make_unique<CudaStages>(model_);
     model_.stream.wait();
   }
@@ -101,13 +98,14 @@ class CudaBackend final : public ModelBackend {
                             std::int64_t chunk, int) const override {
     std::size_t most = 0;
     for (const LayerSpec& layer : layers) {
-      most = std::max(most, chunk_space_bytes(layer, chunk_rows_most(layer, length, chunk, 1)));
+      most =
+          std::max(most, chunk_space_bytes(layer, cuda::chunk_rows_most(layer, length, chunk, 1)));
     }
     // The window that a chunk leaves lies beside the one it found.
     const std::size_t spare = CacheStore::sequence_bytes(layers, groups_, 1).total();
     return most + spare + Products::kScratchBytes;
   }
-  std::int64_t chunk_rows() const override { return 16384; }
+  std::int64_t chunk_rows() const override { return kPromptChunk; }
   void profile(bool on) const override {
     const std::lock_guard turn(model_.stores->turn());
     stages_->profile(on);

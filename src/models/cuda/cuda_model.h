@@ -8,6 +8,7 @@
 #include "formats/model_config.h"
 #include "models/cuda/device_caches.h"
 #include "models/cuda/device_weights.h"
+#include "models/cuda/stage_spaces.h"
 #include "models/rope.h"
 #include "ops/cuda/product.h"
 
@@ -17,13 +18,20 @@ namespace lca::cuda {
 /// (DeviceStores::turn).
 struct CudaModel {
   CudaModel(const Device& on, const ModelConfig& of, const Rope& rotation, Kernels which)
-      : device(on), config(of), rope(rotation), kernels(which), stream(on), products(on) {
+      : device(on),
+        config(of),
+        widths(of),
+        rope(rotation),
+        kernels(which),
+        stream(on),
+        products(on) {
     const DeviceScope scope(device);
     product_scratch = Buffer(Products::kScratchBytes);
   }
 
   const Device& device;
   const ModelConfig& config;
+  const StageWidths widths;
   const Rope& rope;
   Kernels kernels = Kernels::fast;
   Stream stream;

@@ -146,6 +146,8 @@ class CudaStages final : public Stages {
   void capture_abandon() noexcept;
   void grow(Buffer& buffer, std::size_t bytes);
   void bytes_count();
+
+  // cuda_feed_forward.cpp
   void multiply(const Product& call);
   void product(const DeviceLinear& layer, const bf16* x, std::int64_t rows, void* out, bool wide,
                bool residual = false);
@@ -154,8 +156,6 @@ class CudaStages final : public Stages {
   bf16* norm(const float* weight, RowRange rows);
   void head(const std::int32_t* from, std::int64_t rows);
   void prompt_head(std::span<const RowRange> ranges);
-  std::size_t feed_forward_bytes(std::int64_t rows) const;
-  std::size_t head_bytes(std::int64_t rows) const;
 
   // cuda_attention.cpp
   struct Projected {
@@ -168,7 +168,6 @@ class CudaStages final : public Stages {
     std::int64_t query_row = 0, entry_row = 0;
   };
   bool waits(std::size_t layer) const;
-  static std::size_t projected_bytes(const CudaModel& model, std::int64_t rows);
   std::size_t spaces_prepare(std::size_t layer, RowRange rows, void* memory);
   Projected project(std::size_t layer, RowRange rows, bool queries, bool entries);
   void place(std::size_t layer, const Projected& from, RowRange rows, RowRange part,

@@ -155,9 +155,7 @@ class WeightLayout {
 
   DeviceWeights make() {
     DeviceWeights weights;
-    weights.experts = experts_shape();
-    if (fuses_shared()) weights.experts.shared = static_cast<int>(config_.experts.shared);
-    experts_ = weights.experts;
+    weights.experts = experts_ = experts_shape(config_);
     bf16* const embedding = matrix(config_.vocabulary * config_.hidden);
     if (upload_ != nullptr) upload_->matrix(host_.embedding, {}, embedding);
     weights.embedding = embedding;
@@ -174,24 +172,6 @@ class WeightLayout {
   std::size_t bytes() const { return carver_.used(); }
 
  private:
-  ExpertsShape experts_shape() const {
-    const ExpertConfig& experts = config_.experts;
-    ExpertsShape shape;
-    shape.hidden = static_cast<int>(config_.hidden);
-    shape.width = static_cast<int>(experts.width);
-    shape.route.experts = static_cast<int>(experts.count);
-    shape.route.per_token = static_cast<int>(experts.per_token);
-    shape.route.group_limited = experts.router == Router::group_limited;
-    shape.route.groups = static_cast<int>(experts.groups);
-    shape.route.top_groups = static_cast<int>(experts.top_groups);
-    shape.route.normalise = experts.normalise;
-    shape.route.scale = static_cast<float>(experts.scale);
-    return shape;
-  }
-
-  /// Shared experts run with the chosen ones; a bias is only for dense layers.
-  bool fuses_shared() const { return config_.experts.shared > 0 && !config_.mlp_bias; }
-
   DeviceLayer make_layer(const DecoderLayer& layer) {
     const AttentionShape& shape = config_.attention;
     DeviceLayer made;
@@ -213,7 +193,7 @@ class WeightLayout {
     made.o = joined({&layer.o});
     made.feed_forward_norm = vector(layer.feed_forward_norm, config_.hidden);
     if (!layer.experts.empty()) make_experts(layer, made.experts);
-    const bool alone = layer.experts.empty() || !fuses_shared();
+    const bool alone = layer.experts.empty() || experts_.shared == 0;
     if (alone && !layer.feed_forward.gate.empty()) {
       made.feed_forward.gate_up = joined({&layer.feed_forward.gate, &layer.feed_forward.up});
       made.feed_forward.down = joined({&layer.feed_forward.down});
@@ -232,8 +212,8 @@ class WeightLayout {
     upload_->wide(layer.router.weight, router);
     const std::int64_t values = config_.experts.width * config_.hidden;
     const std::int64_t shared = experts_.shared;
-    const auto most = static_cast<std::size_t>(values * std::max<std::int64_t>(shared, 1));
-    if (plain_.bytes() < 3 * most * sizeof(bf16)) plain_ = Buffer(3 * most * sizeof(bf16));
+    const std::size_t most = expert_staging_bytes(config_) / (3 * sizeof(bf16));
+    plain_.require(3 * most * sizeof(bf16));
     bf16* const gate = plain_.as<bf16>();
     bf16* const up = gate + most;
     bf16* const back = up + most;
@@ -319,6 +299,27 @@ void memory_check(std::size_t needed) {
 }
 
 }  // namespace
+
+ExpertsShape experts_shape(const ModelConfig& config) {
+  const ExpertConfig& experts = config.experts;
+  ExpertsShape shape;
+  shape.hidden = static_cast<int>(config.hidden);
+  shape.width = static_cast<int>(experts.width);
+  if (!config.mlp_bias) shape.shared = static_cast<int>(experts.shared);
+  shape.route.experts = static_cast<int>(experts.count);
+  shape.route.per_token = static_cast<int>(experts.per_token);
+  shape.route.group_limited = experts.router == Router::group_limited;
+  shape.route.groups = static_cast<int>(experts.groups);
+  shape.route.top_groups = static_cast<int>(experts.top_groups);
+  shape.route.normalise = experts.normalise;
+  shape.route.scale = static_cast<float>(experts.scale);
+  return shape;
+}
+
+std::size_t expert_staging_bytes(const ModelConfig& config) {
+  const std::int64_t pieces = std::max(experts_shape(config).shared, 1);
+  return static_cast<std::size_t>(3 * pieces * config.experts.width * config.hidden) * sizeof(bf16);
+}
 
 std::size_t device_weight_bytes(const ModelConfig& config, const DecoderWeights& weights) {
   WeightLayout layout(config, weights, nullptr, nullptr, {});

@@ -60,8 +60,15 @@ struct DeviceWeights {
   Buffer router_biases;  ///< of random weights alone
 };
 
+/// The mixture of the layers that have one. Shared experts run with the chosen ones, unless they
+/// have a bias.
+ExpertsShape experts_shape(const ModelConfig& config);
+
 /// Bytes that the weights will take.
 std::size_t device_weight_bytes(const ModelConfig& config, const DecoderWeights& weights);
+
+/// Bytes beside them while a mixture is copied: an expert before it is arranged.
+std::size_t expert_staging_bytes(const ModelConfig& config);
 
 /// Copies the weights to the current GPU. Throws Error (out of memory) in one
 /// line where they do not fit. `progress` receives 0 … 1 and may throw.

@@ -34,9 +34,11 @@ __global__ void __launch_bounds__(32 * kChooseWarps)
   grid_release();
   grid_wait();
   const std::int64_t out = std::int64_t{row} * rule.per_token;
-  row_choose<Slots>(rule, logits + std::int64_t{row} * rule.experts,
-                    forced == nullptr ? nullptr : forced + out, scores[warp], best[warp],
-                    chosen + out, weights + out);
+  const float* const mine = logits + std::int64_t{row} * rule.experts;
+  row_choose<Slots>(
+      rule, [&](int e) { return load_after_wait(mine + e); },
+      forced == nullptr ? nullptr : forced + out, scores[warp], best[warp], chosen + out,
+      weights + out);
 }
 
 // --- sorting -----------------------------------------------------------------------------------

@@ -24,27 +24,21 @@ __device__ __forceinline__ float4 row_values(const float* w, bool aligned) {
   return {w[0], w[1], w[2], w[3]};
 }
 
-/// The highest score and the lowest index that has it, over a warp. NaN ranks below every score.
-__device__ __forceinline__ int best_index(float score, int index) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) {
-    const float other = __shfl_xor_sync(~0u, score, mask);
-    const int other_index = __shfl_xor_sync(~0u, index, mask);
-    if (other > score || (other == score && other_index < index)) {
-      score = other;
-      index = other_index;
-    }
-  }
-  return index;
-}
-
 inline constexpr float kTaken = -2.0f, kNoNumber = -1.0f;  // below every score
 
-/// Logits [experts] to choice and weights [per_token], as RouteRule says; `scores` and `best` are
-/// shared memory of this warp, [experts] each. Scores of a lane:
-/// enough for all experts. Read behind grid_wait.
-template <int kScoresOfLane>
-__device__ __forceinline__ void row_choose(const RouteRule& rule, const float* logits,
+/// The lowest index with the highest score, over a warp. Scores are not negative, or one of the two
+/// numbers above: as unsigned integers they then have the same order.
+__device__ __forceinline__ int best_index(float score, int index) {
+  const unsigned key = score >= 0 ? __float_as_uint(score) + 2 : score == kNoNumber ? 1 : 0;
+  const unsigned best = __reduce_max_sync(~0u, key);
+  return __reduce_min_sync(~0u, key == best ? index : 0x7fffffff);
+}
+
+/// Logits, logit(expert) each, to choice and weights [per_token], as RouteRule says; `scores` and
+/// `best` are shared memory of this warp, [experts] each. Logits may lie in `scores`, and `weights`
+/// may be `best`. Scores of a lane: enough for all experts. Read behind grid_wait.
+template <int kScoresOfLane, typename Logit>
+__device__ __forceinline__ void row_choose(const RouteRule& rule, const Logit& logit,
                                            const int* forced, float* scores, float* best,
                                            int* chosen, float* weights) {
   const int lane = threadIdx.x & 31;
@@ -53,7 +47,7 @@ __device__ __forceinline__ void row_choose(const RouteRule& rule, const float* l
 #pragma unroll
   for (int i = 0; i < kScoresOfLane; ++i) {
     const int e = 32 * i + lane;
-    value[i] = e < rule.experts ? load_after_wait(logits + e) : -INFINITY;
+    value[i] = e < rule.experts ? logit(e) : -INFINITY;
     highest = fmaxf(highest, value[i]);
   }
   highest = warp_max(highest);

@@ -60,7 +60,6 @@ CUmemAllocationProp memory_kind(int device) {
 
 void driver_check(CUresult result, const char* doing) {
   if (result == CUDA_SUCCESS) return;
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) fail_memory("{}: the GPU's memory is full", doing);
   check(static_cast<cudaError_t>(result), doing);  // the driver's numbers are the runtime's
 }
 
@@ -104,9 +103,18 @@ BackedMemory::Span BackedMemory::span_of(std::size_t begin, std::size_t bytes) c
 }
 
 std::size_t BackedMemory::missing(std::size_t begin, std::size_t bytes) const {
+  std::size_t next = 0;
+  return missing_after(next, begin, bytes);
+}
+
+std::size_t BackedMemory::missing_after(std::size_t& next, std::size_t begin,
+                                        std::size_t bytes) const {
   const Span span = span_of(begin, bytes);
   std::size_t count = 0;
-  for (std::size_t i = span.first; i < span.end; ++i) count += granules_.contains(i) ? 0 : 1;
+  for (std::size_t i = std::max(span.first, next); i < span.end; ++i) {
+    count += granules_.contains(i) ? 0 : 1;
+  }
+  next = std::max(next, span.end);
   return count * granule_;
 }
 
@@ -119,7 +127,8 @@ bool BackedMemory::last_holder(std::size_t begin, std::size_t bytes) const {
 }
 
 /// One more holder of a granule, which gets memory if it has none; returns whether it got some.
-bool BackedMemory::granule_hold(std::size_t index) {
+/// `needed` bytes are asked for in all.
+bool BackedMemory::granule_hold(std::size_t index, std::size_t needed) {
   const auto [found, fresh] = granules_.try_emplace(index);
   Granule& granule = found->second;
   if (fresh) {
@@ -132,6 +141,7 @@ bool BackedMemory::granule_hold(std::size_t index) {
     }
     if (result != CUDA_SUCCESS) {
       granules_.erase(found);
+      if (result == CUDA_ERROR_OUT_OF_MEMORY) memory_lacks(static_cast<double>(needed), "a cache");
       driver_check(result, "allocating a cache");
     }
     memory_count(static_cast<std::ptrdiff_t>(granule_));
@@ -145,6 +155,7 @@ void BackedMemory::hold(std::size_t begin, std::size_t bytes, const cudaStream_t
   access.location = memory_kind(device_).location;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   const Span span = span_of(begin, bytes);
+  const std::size_t needed = missing(begin, bytes);
   std::size_t at = span.first;
   // Granules in a row become accessible together: asking takes longer than doing.
   std::size_t fresh = 0;
@@ -161,7 +172,7 @@ void BackedMemory::hold(std::size_t begin, std::size_t bytes, const cudaStream_t
   };
   try {
     while (at < span.end) {
-      const bool got = granule_hold(at++);
+      const bool got = granule_hold(at++, needed);
       if (got) {
         ++fresh;
       } else {

@@ -12,7 +12,10 @@
 
 namespace lca::cuda {
 
-/// A range of addresses, backed with granules of memory (2 MiB) where it is held. Several holders
+/// Bytes of a granule of memory on every GPU that kernels are made for; plans count with it.
+inline constexpr std::size_t kGranuleBytes = std::size_t{2} << 20;
+
+/// A range of addresses, backed with granules of memory where it is held. Several holders
 /// may share a granule: it is backed while there is one. For one thread at a time.
 class BackedMemory {
  public:
@@ -40,6 +43,9 @@ class BackedMemory {
   void drop(std::size_t begin, std::size_t bytes) noexcept;
   /// Bytes that `hold` would have to allocate.
   std::size_t missing(std::size_t begin, std::size_t bytes) const;
+  /// The same for one of several ranges in ascending order, which may share granules: those before
+  /// `next` are counted already, and it moves behind this range.
+  std::size_t missing_after(std::size_t& next, std::size_t begin, std::size_t bytes) const;
   /// Bytes backed now.
   std::size_t backed() const { return granules_.size() * granule_; }
   /// Whether `drop` of the range would give memory back.
@@ -55,7 +61,7 @@ class BackedMemory {
   };
   Span span_of(std::size_t begin, std::size_t bytes) const;
   void swap(BackedMemory& other) noexcept;
-  bool granule_hold(std::size_t index);
+  bool granule_hold(std::size_t index, std::size_t needed);
   void release(std::size_t granule) noexcept;
 
   int device_ = 0;

@@ -15,6 +15,31 @@ std::int64_t row_steps(std::int64_t rows) { return (rows + kRowStep - 1) / kRowS
 
 }  // namespace
 
+std::size_t exact_backed(const AttentionShape& shape, std::span<const std::int64_t> rows,
+                         std::span<const std::int64_t> tokens) {
+  std::size_t granules = 0;
+  for (const std::int64_t values :
+       {shape.kv_heads * shape.d_semantic(), shape.kv_heads * shape.d_positional()}) {
+    const auto width = static_cast<std::size_t>(values) * sizeof(bf16);
+    std::int64_t first = 0;
+    std::size_t next = 0;  // the first granule that is not yet counted
+    for (const std::int64_t held : tokens) {
+      for (const std::int64_t most : rows) {
+        if (held > 0) {
+          const std::int64_t count = std::min(most, row_steps(held)) + kTileSlack;
+          const std::size_t begin = static_cast<std::size_t>(first) * width / kGranuleBytes;
+          const std::size_t end =
+              (static_cast<std::size_t>(first + count) * width + kGranuleBytes - 1) / kGranuleBytes;
+          granules += end - std::min(end, std::max(begin, next));
+          next = std::max(next, end);
+        }
+        first += most;
+      }
+    }
+  }
+  return granules * kGranuleBytes;
+}
+
 ExactBlocks::ExactBlocks(const Device& device, const AttentionShape& shape,
                          std::vector<std::int64_t> rows, std::int64_t blocks)
     : blocks_(blocks),
@@ -64,16 +89,17 @@ std::int64_t ExactBlocks::tokens_backed(int block) const {
 }
 
 std::size_t ExactBlocks::missing(int block, std::int64_t tokens) const {
-  std::size_t bytes = 0;
   if (std::min(tokens, most_rows_) <= tokens_backed(block)) return 0;
+  std::size_t bytes = 0;
+  std::size_t semantic_next = 0, positional_next = 0;  // layers share granules
   ranges_visit(block, row_steps(tokens), [&](std::int64_t row, std::int64_t count) {
-    const auto add = [&](const BackedMemory& memory, std::int64_t values) {
+    const auto add = [&](const BackedMemory& memory, std::int64_t values, std::size_t& next) {
       const auto width = static_cast<std::size_t>(values) * sizeof(bf16);
-      bytes += memory.missing(static_cast<std::size_t>(row) * width,
-                              static_cast<std::size_t>(count + kTileSlack) * width);
+      bytes += memory.missing_after(next, static_cast<std::size_t>(row) * width,
+                                    static_cast<std::size_t>(count + kTileSlack) * width);
     };
-    add(semantic_, semantic_values_);
-    add(positional_, positional_values_);
+    add(semantic_, semantic_values_, semantic_next);
+    add(positional_, positional_values_, positional_next);
   });
   return bytes;
 }

@@ -3,12 +3,18 @@
 /// per slot for dense layers.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "attention/cuda/cache/backed_memory.h"
 #include "attention/cuda/views.h"
 
 namespace lca::cuda {
+
+/// Memory of blocks 0, 1, … that hold so many tokens each, in whole granules. `rows` has the rows
+/// of each layer in a block.
+std::size_t exact_backed(const AttentionShape& shape, std::span<const std::int64_t> rows,
+                         std::span<const std::int64_t> tokens);
 
 /// A block is [layer][rows of that layer]; semantic and positional parts are arrays of their own.
 class ExactBlocks {

@@ -16,8 +16,6 @@ std::uint64_t store_number() {
   return next++;
 }
 
-double mebibytes(std::size_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); }
-
 }  // namespace
 
 // --- numbers -----------------------------------------------------------------------------------
@@ -45,7 +43,8 @@ CacheStore::CacheStore(const Device& device, std::span<const LayerSpec> layers, 
       limits_(limits),
       queue_{&device, stream},
       id_(store_number()) {
-  specs_check(layers, limits);
+  store_specs_check(layers, limits);
+  sizes_ = store_sizes(layers, type, limits);
   const DeviceScope scope(device);
   layers_lay();
   pages_lay();
@@ -67,13 +66,7 @@ void CacheStore::room_check(std::size_t needed) {
   check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
   if (needed <= free) return;
   trim();
-  check(cudaMemGetInfo(&free, &all), "asking for the GPU's free memory");
-  if (needed > free) {
-    fail_memory(
-        "a cache needs {:.1f} MiB more of GPU memory and {:.1f} MiB are free; close a session, or "
-        "use a shorter context",
-        mebibytes(needed), mebibytes(free));
-  }
+  memory_require(static_cast<double>(needed), "a cache");
 }
 
 /// Calls `hold`; where memory runs out, once more without what is kept for later.
@@ -233,9 +226,7 @@ void CacheStore::slot_close(int slot) noexcept {
 }
 
 void CacheStore::dense_require(int slot, std::int64_t tokens) {
-  // A decode step loads whole tiles, the last one beyond the tokens.
-  constexpr std::int64_t kTileRows = 64;
-  tokens = (tokens + kTileRows - 1) / kTileRows * kTileRows + kTileRows;
+  tokens = dense_tokens_held(tokens);
   const std::size_t needed = dense_rows_.missing(slot, tokens);
   if (needed == 0) {
     dense_rows_.require(slot, tokens, nullptr);

@@ -20,27 +20,12 @@
 #include <vector>
 
 #include "attention/cuda/cache/exact_blocks.h"
+#include "attention/cuda/cache/store_sizes.h"
 #include "attention/cuda/views.h"
 #include "core/cuda/memory.h"
 #include "core/cuda/transfer.h"
 
 namespace lca::cuda {
-
-/// Addresses a store reserves; they cost next to nothing.
-struct StoreLimits {
-  int sequences = 1024;                          ///< open at a time
-  std::int64_t longest = std::int64_t{1} << 20;  ///< tokens of one sequence
-  bool poison = false;                           ///< new memory is full of NaN, pages are shuffled
-};
-
-/// Bytes of a store, or of one sequence, by what they hold.
-struct StoreBytes {
-  std::size_t groups = 0;   ///< representatives, in pages
-  std::size_t exact = 0;    ///< sinks and windows, and tokens of dense layers
-  std::size_t queries = 0;  ///< recent queries, raw and reduced
-  std::size_t tables = 0;   ///< page tables
-  std::size_t total() const { return groups + exact + queries + tables; }
-};
 
 /// Where a sequence is.
 struct CachePlace {
@@ -197,7 +182,6 @@ class CacheStore {
     std::size_t begin(int number) const { return static_cast<std::size_t>(number) * each; }
   };
 
-  static void specs_check(std::span<const LayerSpec> layers, const StoreLimits& limits);
   void layers_lay();
   void pages_lay();
   void windows_lay();
@@ -218,6 +202,7 @@ class CacheStore {
   std::vector<int> kinds_;
   GroupType type_;
   StoreLimits limits_;
+  StoreSizes sizes_;
   Queue queue_;
   std::uint64_t id_;
   std::vector<LayerCache> layers_;

@@ -2,8 +2,8 @@
 // granules of memory are full.
 
 #include <algorithm>
-#include <array>
 #include <limits>
+#include <numeric>
 
 #include "attention/cuda/cache/rows.h"
 #include "attention/cuda/cache/store.h"
@@ -19,21 +19,6 @@ constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 constexpr int kMostPages = 1 << 24;
 
 }  // namespace
-
-void CacheStore::specs_check(std::span<const LayerSpec> layers, const StoreLimits& limits) {
-  if (layers.empty()) fail_input("a cache needs at least one layer");
-  for (const LayerSpec& layer : layers) {
-    layer.validate();
-    if (!(layer.shape == layers.front().shape)) {
-      fail_input("the layers of a cache on the GPU must have one shape");
-    }
-  }
-  if (limits.sequences < 1) fail_input("a store of {} sequences", limits.sequences);
-  if (limits.longest < 1 || limits.longest > kLongestLayout32) {
-    fail_input("a sequence of {} tokens does not fit the GPU's cache; it takes 1 to {}",
-               limits.longest, kLongestLayout32);
-  }
-}
 
 void CacheStore::layers_lay() {
   layers_.resize(specs_.size());
@@ -75,34 +60,26 @@ void CacheStore::layers_lay() {
 /// layer, so that entry = page · layers, and layer i begins i pages later.
 void CacheStore::pages_lay() {
   if (condensing_.empty()) return;
-  const AttentionShape& shape = specs_.front().shape;
   const auto layers = static_cast<std::int64_t>(condensing_.size());
-  bool scored = false;
-  for (const int i : condensing_) scored |= spec(i).settings.mass == Mass::score;
-  const std::int64_t page_bytes =
-      layers * kPageRows * group_bytes(shape, type_, scored ? Mass::score : Mass::none);
+  std::int64_t page_bytes = 0;
+  for (const std::size_t each : sizes_.pages()) page_bytes += static_cast<std::int64_t>(each);
   const std::int64_t fit = static_cast<std::int64_t>(device_.memory) / page_bytes + 8;
   // As many as could ever have memory; in eights, which page_take shuffles.
   const std::int64_t most =
       std::min<std::int64_t>({fit, kMostPages, kMostRows / (kPageRows * layers)}) / 8 * 8;
   pages_ = Numbers(static_cast<int>(most));
 
-  const std::int64_t kv = shape.kv_heads;
-  const bool mla = shape.form == Form::mla;
-  const std::int64_t wide = value_bytes(type_);
-  const std::int64_t scales = mla ? (shape.d_latent + kScaleBlock - 1) / kScaleBlock : kv;
-  const auto lay = [&](Blocks& blocks, std::int64_t row_bytes) {
-    blocks.each = static_cast<std::size_t>(layers * kPageRows * row_bytes);
-    blocks.memory = BackedMemory(device_, static_cast<std::size_t>(most) * blocks.each);
+  const auto lay = [&](Blocks& blocks, std::size_t each) {
+    if (each == 0) return;
+    blocks.each = each;
+    blocks.memory = BackedMemory(device_, static_cast<std::size_t>(most) * each);
     page_blocks_.push_back(&blocks);
   };
-  lay(group_semantic_, kv * shape.d_semantic() * wide);
-  lay(group_positional_, kv * shape.d_positional() * (mla ? 2 : wide));
-  if (type_ != GroupType::bf16) {
-    lay(semantic_scale_, scales * 4);
-    if (!mla) lay(positional_scale_, kv * 4);
-  }
-  if (scored) lay(bias_, kv * 4);
+  lay(group_semantic_, sizes_.group_semantic);
+  lay(group_positional_, sizes_.group_positional);
+  lay(semantic_scale_, sizes_.semantic_scale);
+  lay(positional_scale_, sizes_.positional_scale);
+  lay(bias_, sizes_.bias);
   for (std::size_t k = 0; k < condensing_.size(); ++k) {
     const auto part = [&](const Blocks& blocks) {
       return blocks.each == 0 ? nullptr
@@ -122,15 +99,12 @@ void CacheStore::pages_lay() {
 
 void CacheStore::windows_lay() {
   const AttentionShape& shape = specs_.front().shape;
-  std::vector<std::int64_t> rows;
-  std::int64_t all = 0;
   std::vector<std::size_t> which;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (layers_[i].dense) continue;
-    which.push_back(i);
-    rows.push_back(layers_[i].exact_each);
-    all += rows.back();
+    if (!layers_[i].dense) which.push_back(i);
   }
+  const std::vector<std::int64_t>& rows = sizes_.window_rows;
+  const std::int64_t all = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   // Spare windows and marks beside those of open sequences.
   std::int64_t most = std::int64_t{4} * limits_.sequences + 8;
   if (all > 0) most = std::max<std::int64_t>(1, std::min(most, kMostRows / all));
@@ -145,18 +119,11 @@ void CacheStore::windows_lay() {
     layer.exact = window_rows_.pool();
   }
 
-  // Recent queries of each layer that condenses, at multiples of 256 bytes.
-  DeviceCarver summaries, nopes, ropes;
-  std::vector<std::array<std::size_t, 3>> begins;
   for (const int i : condensing_) {
     LayerCache& layer = layers_[static_cast<std::size_t>(i)];
     const Settings& settings = spec(i).settings;
     layer.recent = layer.summary_rows = std::min(settings.summary_queries, limits_.longest);
     layer.summary_values = shape.kv_heads * summary_width(shape, settings.head_reduce);
-    begins.push_back({summaries.used(), nopes.used(), ropes.used()});
-    summaries.take<float>(layer.summary_rows * layer.summary_values);
-    if (shape.form == Form::mla) nopes.take<bf16>(layer.recent * shape.heads * shape.d_nope);
-    ropes.take<bf16>(layer.recent * shape.heads * shape.d_rope);
   }
   const auto lay = [&](Blocks& blocks, std::size_t each) {
     if (each == 0) return;
@@ -164,18 +131,21 @@ void CacheStore::windows_lay() {
     blocks.memory = BackedMemory(device_, static_cast<std::size_t>(most) * each);
     query_blocks_.push_back(&blocks);
   };
-  lay(summary_, summaries.used());
-  lay(recent_nope_, nopes.used());
-  lay(recent_rope_, ropes.used());
+  lay(summary_, sizes_.summary);
+  lay(recent_nope_, sizes_.recent_nope);
+  lay(recent_rope_, sizes_.recent_rope);
   for (std::size_t k = 0; k < condensing_.size(); ++k) {
     LayerCache& layer = layers_[static_cast<std::size_t>(condensing_[k])];
-    layer.summary = reinterpret_cast<float*>(summary_.memory.as<char>() + begins[k][0]);
+    layer.summary =
+        reinterpret_cast<float*>(summary_.memory.as<char>() + sizes_.query_begins[k][0]);
     layer.summary_stride = static_cast<std::int64_t>(summary_.each / sizeof(float));
     if (recent_nope_.each > 0) {
-      layer.recent_nope = reinterpret_cast<bf16*>(recent_nope_.memory.as<char>() + begins[k][1]);
+      layer.recent_nope =
+          reinterpret_cast<bf16*>(recent_nope_.memory.as<char>() + sizes_.query_begins[k][1]);
     }
     layer.nope_stride = static_cast<std::int64_t>(recent_nope_.each / sizeof(bf16));
-    layer.recent_rope = reinterpret_cast<bf16*>(recent_rope_.memory.as<char>() + begins[k][2]);
+    layer.recent_rope =
+        reinterpret_cast<bf16*>(recent_rope_.memory.as<char>() + sizes_.query_begins[k][2]);
     layer.rope_stride = static_cast<std::int64_t>(recent_rope_.each / sizeof(bf16));
   }
 }
@@ -184,13 +154,9 @@ void CacheStore::slots_lay() {
   // Dense layers reserve addresses for the longest sequence in every slot: 16 TiB at most.
   constexpr std::int64_t kMostDenseBytes = std::int64_t{1} << 44;
   const AttentionShape& shape = specs_.front().shape;
-  std::vector<std::int64_t> rows;
-  std::int64_t bytes = 0;
-  for (const LayerCache& layer : layers_) {
-    if (!layer.dense) continue;
-    rows.push_back(layer.exact_each);
-    bytes += layer.exact_each * shape.entry_values() * 2;
-  }
+  const std::vector<std::int64_t>& rows = sizes_.dense_rows;
+  const std::int64_t bytes =
+      std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) * shape.entry_values() * 2;
   std::int64_t most = bytes == 0
                           ? limits_.sequences
                           : std::clamp<std::int64_t>(kMostDenseBytes / bytes, 1, limits_.sequences);
@@ -204,9 +170,8 @@ void CacheStore::slots_lay() {
     }
   }
   slots_ = Numbers(static_cast<int>(most));
-  pages_each_ = static_cast<int>(pages_for(limits_.longest));
-  // Whole lines, and one more: a kernel may fetch the entry behind the last.
-  tables_.each = (static_cast<std::size_t>(pages_each_) * 4 + 4 + 127) / 128 * 128;
+  pages_each_ = static_cast<int>(sizes_.pages_each);
+  tables_.each = sizes_.table;
   tables_.memory = BackedMemory(device_, static_cast<std::size_t>(most) * tables_.each);
   table_blocks_.push_back(&tables_);
   std::size_t k = 0;
@@ -225,7 +190,7 @@ void CacheStore::slots_lay() {
 StoreBytes CacheStore::sequence_bytes(std::span<const LayerSpec> layers, GroupType type,
                                       std::int64_t length) {
   const StoreLimits limits{.longest = std::max<std::int64_t>(length, 1)};
-  specs_check(layers, limits);
+  store_specs_check(layers, limits);
   StoreBytes bytes;
   std::int64_t groups = 0, condensing = 0;
   Mass mass = Mass::none;
