@@ -70,14 +70,10 @@ class NarrowConsumer {
     }
   }
 
-  /// Where the session stands; after all threads have written the far queries.
+  /// Where the session stands.
   __device__ __forceinline__ void place(const Place& at) {
     entries_ = at.entries;
-    if constexpr (kEntry) {
-      far_end_ = FarEntries(at).end;
-      matrix_load(
-          far_, shared_address(shared_.far + chunk_offset(lane_ % 16, 2 * warp_ + lane_ / 16, 0)));
-    }
+    if constexpr (kEntry) far_end_ = FarEntries(at).end;
   }
 
   /// Queries to half precision, each head's largest near the top of its range: what is lost is
@@ -240,11 +236,16 @@ class NarrowConsumer {
     *reinterpret_cast<uint4*>(stage + chunk_offset(row, thread_, kExactPanelBytes)) = chunk;
   }
 
-  /// RoPE parts of the queries as these entries see them; no tile has entries of both kinds.
-  __device__ __forceinline__ void rope_choose(const Rows& rows, std::uint32_t (&rope)[4]) const {
-    const bool far = kEntry && rows.first < far_end_;
+  /// RoPE parts of the queries as window or far entries see them; no tile has entries of both
+  /// kinds. Far ones stay in shared memory: registers are short.
+  __device__ __forceinline__ void rope_choose(bool far, std::uint32_t (&rope)[4]) const {
+    if (kEntry && far) {
+      matrix_load(
+          rope, shared_address(shared_.far + chunk_offset(lane_ % 16, 2 * warp_ + lane_ / 16, 0)));
+      return;
+    }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) rope[i] = far ? far_[i] : near_[i];
+    for (int i = 0; i < 4; ++i) rope[i] = near_[i];
   }
 
   /// This warp's part of scores of 8 entries (2·quad and the next; heads row_ and row_ + 8).
@@ -261,7 +262,6 @@ class NarrowConsumer {
   __device__ __forceinline__ void page_scores(const unsigned char* stage, const Rows& rows,
                                               std::uint32_t (&scales)[kTile / 8]) {
     const unsigned char* const panel = stage + warp_ * kPagePanelBytes + row_ * 128;
-    const std::uint32_t(&rope)[4] = kEntry ? far_ : near_;  // where they differ, pages are far
     const auto* const stored = reinterpret_cast<const float*>(stage + NarrowStage::kScales) + warp_;
     float scale[kTile / 8][2];
     float most = 0;
@@ -312,6 +312,8 @@ class NarrowConsumer {
           s[n][i] *= scale[half * 4 + n][i & 1] * q_power_[i / 2];
         }
       }
+      std::uint32_t rope[4];
+      rope_choose(true, rope);  // where they differ, pages are far
 #pragma unroll
       for (int n = 0; n < 4; n += 2) {
         std::uint32_t key[4];
@@ -387,7 +389,7 @@ class NarrowConsumer {
     const unsigned char* const panel =
         stage + (2 * warp_ + quad_ / 2) * kExactPanelBytes + row_ * 128;
     std::uint32_t rope[4];
-    rope_choose(rows, rope);
+    rope_choose(rows.first < far_end_, rope);
     float s[4][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -453,7 +455,7 @@ class NarrowConsumer {
   WarpsBarrier barrier_;
   int group_, thread_, lane_, warp_, row_, quad_;
   std::uint32_t q_[8][4];  // of this warp's 128 columns
-  std::uint32_t near_[4], far_[4];
+  std::uint32_t near_[4];
   int entries_ = 0, far_end_ = 0;
   float q_power_[2];
   float unit_ = kLeastUnit;

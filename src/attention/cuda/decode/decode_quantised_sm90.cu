@@ -68,6 +68,11 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     cutlass::arch::fence_barrier_init();
     maps.prefetch();
   }
+  const bool helps = role == 0 && tid >= 32;
+  FarQueries far;
+  if constexpr (kEntry) {
+    if (helps) far.begin(args.step.rotation);
+  }
   __syncthreads();
   grid_wait();
 
@@ -75,9 +80,8 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   NarrowConsumer<kType, kEntry> consumer(args, shared, max(role - 1, 0));
   // Queries need nothing but the launch.
   if (role > 0) consumer.queries_load(session, heads);
-  FarQueries far;
   if constexpr (kEntry) {
-    if (tid >= 32) far.load(args, session, heads, tid - 32);
+    if (helps) far.load(args, session, heads);
   }
   const Place at = place_of(args, view, 0);
   const Schedule tiles(at, args.blocks, args.chunk / kTile,
@@ -124,7 +128,9 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     if (role > 0 && tiles.owns_newest_token() && chunk < R::kChunks) {
       newest = newest_load(args, session, chunk);
     }
-    if constexpr (kEntry) far.store(args, FarEntries(at).difference, tid - 32, shared.far);
+    if constexpr (kEntry) {
+      if (helps) far.store(FarEntries(at).difference, shared.far);
+    }
   }
   block_sync();
   if (args.cluster > 1) {  // every block takes messages from here on
@@ -151,7 +157,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       shared.empty[(i - tiles.first) % kNarrowStages].wait(use - 1 & 1);
       tile_load(i);
     }
-  } else if (tid >= 32) {
+  } else if (helps) {
     helpers_run<true, kEntry>(args, view, at, tiles, session, job, shared.fresh);
   }
   block_sync();

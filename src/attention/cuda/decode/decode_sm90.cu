@@ -47,6 +47,11 @@ __global__ void __launch_bounds__(R::kThreads, 1)
     cutlass::arch::fence_barrier_init();
     maps.prefetch();
   }
+  const bool helps = role == 0 && tid >= 32;
+  FarQueries far;
+  if constexpr (kEntry) {
+    if (helps) far.begin(args.step.rotation);
+  }
   __syncthreads();
   grid_wait();
 
@@ -70,9 +75,8 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       }
     }
   }
-  FarQueries far;
   if constexpr (kEntry) {
-    if (tid >= 32) far.load(args, session, heads, tid - 32);
+    if (helps) far.load(args, session, heads);
   }
   const Place at = place_of(args, view, 0);
   const Schedule tiles(at, args.blocks, args.chunk / kTile,
@@ -128,7 +132,9 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       *reinterpret_cast<uint4*>(shared.query + chunk_offset(row, chunk, kQueryPanelBytes)) =
           query[i];
     }
-    if constexpr (kEntry) far.store(args, FarEntries(at).difference, tid - 32, shared.far);
+    if constexpr (kEntry) {
+      if (helps) far.store(FarEntries(at).difference, shared.far);
+    }
     async_proxy_fence();  // wgmma reads them
   }
   __syncthreads();
@@ -149,7 +155,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       shared.empty[i - tiles.first & 1].wait((i - tiles.first) / 2 - 1 & 1);
       tile_load(i);
     }
-  } else if (tid >= 32) {
+  } else if (helps) {
     helpers_run<false, kEntry>(args, view, at, tiles, session, job, shared.fresh);
   }
   block_sync();
