@@ -85,7 +85,7 @@ struct SessionStart {
   const std::int32_t* pages;
 
   /// Loads that the L1 cache answers for all warps of a block. Volatile ones would all go to the
-  /// same place of the L2 cache, thousands at once with one session: 1.1 µs.
+  /// same place of the L2 cache, thousands at once with one session: 1.1 µs more.
   __device__ __forceinline__ explicit SessionStart(const SessionView& view) {
     static_assert(offsetof(SessionView, length) % 16 == 0 &&
                   offsetof(SessionView, pages) % 16 == 0);

@@ -48,8 +48,6 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   const Heads heads{kv * sharing + head_group * R::kRows,
                     min(R::kRows, sharing - head_group * R::kRows), static_cast<int>(blockIdx.y)};
 
-  std::uint64_t step = 0;
-  if constexpr (kEntry) step = query_step<R>(args, tid);
   grid_wait();
   const SessionView& view = args.step.sessions[session];  // read again where it is needed
   const SessionStart start(view);                         // what all tiles wait for: first of all
@@ -57,6 +55,8 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   unsigned char* const query_space =
       kQuant ? parts.work : parts.stages + (args.stages - 1) * Space::kStageBytes;
   queries_load<R>(args, session, heads, tid, query_space);
+  QueryRotation<R> rotation;
+  if constexpr (kEntry) rotation.load(args, heads.count, tid);
 
   const Place at_read = place_of(args, start.length, start.ring,
                                  static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
@@ -93,10 +93,10 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
       if (at.last > far.end) {  // the first tile's commit takes them in
         queries_near_load<R, kQuant>(args, session, heads, tid, parts.near);
       }
-      const Turn turn = turn_of(step, far.difference);
+      rotation.turn(far.difference);
       copy_wait<0>();
       __syncthreads();
-      queries_rotate<R>(args, heads.count, turn, tid, query_space);
+      rotation.apply(args, heads.count, tid, query_space);
     }
   }
   for (int i = 0; i < args.stages - 1; ++i) tile_issue(i);

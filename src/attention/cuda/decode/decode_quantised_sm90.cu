@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       shared.empty[(i - tiles.first) % kNarrowStages].wait(use - 1 & 1);
       tile_load(i);
     }
-  } else if (helps) {
+  } else if (tid >= 32) {
     helpers_run<true, kEntry>(args, view, at, tiles, session, job, shared.fresh);
   }
   block_sync();

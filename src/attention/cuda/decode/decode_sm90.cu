@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       shared.empty[i - tiles.first & 1].wait((i - tiles.first) / 2 - 1 & 1);
       tile_load(i);
     }
-  } else if (helps) {
+  } else if (tid >= 32) {
     helpers_run<false, kEntry>(args, view, at, tiles, session, job, shared.fresh);
   }
   block_sync();

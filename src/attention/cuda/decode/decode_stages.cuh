@@ -94,40 +94,49 @@ __device__ __forceinline__ void queries_near_load(const Args& args, int session,
              real);
 }
 
-/// With entry positions: the step of the pair that a thread rotates in every row of queries.
-/// Nothing on the GPU writes steps, so that this may go ahead of grid_wait.
+/// With entry positions: rotates queries in shared memory, in place. A thread has one pair of
+/// channels of some rows; warps whose rows no head has do nothing, for blocks begin bound by
+/// instructions.
 template <typename R>
-__device__ __forceinline__ std::uint64_t query_step(const Args& args, int tid) {
-  const int pair = tid % PositionalColumns<R>::kMostPairs;
-  return pair < args.step.rotation.pairs ? __ldg(args.step.rotation.steps + pair) : 0;
-}
-
-/// With entry positions: rotates the first `count` queries in shared memory, in place. `turn` is of
-/// the thread's pair.
-template <typename R>
-__device__ __forceinline__ void queries_rotate(const Args& args, int count, const Turn& turn,
-                                               int tid, unsigned char* queries) {
-  using Columns = PositionalColumns<R>;
-  constexpr int kRowStep = R::kThreads / Columns::kMostPairs;
-  const RotationView& rotation = args.step.rotation;
-  const int pair = tid % Columns::kMostPairs;
-  if (pair >= rotation.pairs) return;
-  const int2 channel = pair_channels(rotation, pair);
-#pragma unroll
-  for (int first = 0; first < R::kRows; first += kRowStep) {
-    const int row = first + tid / Columns::kMostPairs;
-    if (row >= count) break;
-    const auto place = [&](int c) {
-      const int column = Columns::kFirst + c;
-      return reinterpret_cast<bf16*>(queries + R::offset(row, column / 8) + column % 8 * 2);
-    };
-    bf16* const x = place(channel.x);
-    bf16* const y = place(channel.y);
-    const float2 value = turn(__bfloat162float(*x), __bfloat162float(*y));
-    *x = __float2bfloat16_rn(value.x);
-    *y = __float2bfloat16_rn(value.y);
+class QueryRotation {
+ public:
+  /// Asks for the step of the thread's pair.
+  __device__ __forceinline__ void load(const Args& args, int count, int tid) {
+    pair_ = tid % kMostPairs;
+    rotates_ = tid / kMostPairs < count && pair_ < args.step.rotation.pairs;
+    if (rotates_) step_ = __ldg(args.step.rotation.steps + pair_);
   }
-}
+  __device__ __forceinline__ void turn(int difference) {
+    if (rotates_) turn_ = turn_of(step_, difference);
+  }
+  /// Of the first `count` rows, which are there.
+  __device__ __forceinline__ void apply(const Args& args, int count, int tid,
+                                        unsigned char* queries) const {
+    if (!rotates_) return;
+    const int2 channel = pair_channels(args.step.rotation, pair_);
+#pragma unroll
+    for (int first = 0; first < R::kRows; first += R::kThreads / kMostPairs) {
+      const int row = first + tid / kMostPairs;
+      if (row >= count) break;
+      const auto place = [&](int c) {
+        const int column = PositionalColumns<R>::kFirst + c;
+        return reinterpret_cast<bf16*>(queries + R::offset(row, column / 8) + column % 8 * 2);
+      };
+      bf16* const x = place(channel.x);
+      bf16* const y = place(channel.y);
+      const float2 value = turn_(__bfloat162float(*x), __bfloat162float(*y));
+      *x = __float2bfloat16_rn(value.x);
+      *y = __float2bfloat16_rn(value.y);
+    }
+  }
+
+ private:
+  static constexpr int kMostPairs = PositionalColumns<R>::kMostPairs;
+  bool rotates_;
+  int pair_;
+  std::uint64_t step_;
+  Turn turn_;
+};
 
 /// The positional parts of the fragments as the window sees them.
 template <typename R, bool kQuant>
@@ -244,25 +253,31 @@ __device__ __forceinline__ void tile_scores_entry(const EntryTile& tile, const u
                                                   typename WarpShare<R>::Queries& query) {
   constexpr int kEntries = WarpShare<R>::kEntries;
   int far = kEntries;  // of this warp's entries
+  const auto near_begin = [&] {
+    queries_near<R, kQuant>(near, half, lane, query);
+    far_end = 0;
+  };
   if (!tile.groups && far_end != 0) {
     far = far_end - (tile.first + warp % (R::kWarps / 2) * kEntries);
     if (far <= 0) {
-      queries_near<R, kQuant>(near, half, lane, query);
-      far_end = 0;
+      near_begin();
       far = kEntries;
     }
   }
-  if (far >= kEntries) {
-    tile_scores<R>(tile, rows, query, warp, lane, half, scores);
+  // Where registers are short, a warp with both has a way of its own.
+  constexpr bool kApart = R::kHeadTiles > 1;
+  if (kApart && far < kEntries) {
+#pragma unroll 1
+    for (int from = 0; from <= far; from += far) {
+      if (from > 0) near_begin();
+      tile_scores<R, true>(tile, rows, query, warp, lane, half, scores, from);
+    }
     return;
   }
-#pragma unroll 1
-  for (int from = 0; from <= far; from += far) {
-    if (from > 0) {
-      queries_near<R, kQuant>(near, half, lane, query);
-      far_end = 0;
-    }
-    tile_scores<R, true>(tile, rows, query, warp, lane, half, scores, from);
+  tile_scores<R>(tile, rows, query, warp, lane, half, scores);
+  if (!kApart && far < kEntries) {
+    near_begin();
+    tile_scores<R, true>(tile, rows, query, warp, lane, half, scores, far);
   }
 }
 
