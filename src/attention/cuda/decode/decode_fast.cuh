@@ -26,9 +26,9 @@
 
 namespace lca::cuda::decoding {
 
-/// kEntry: positions are those of entries. Queries begin as representatives and sink see them and
-/// become what the window sees when it begins. Angles are made while page numbers are on their way,
-/// queries are rotated while the first tiles are: no load waits for them.
+/// kEntry: positions are those of entries. Queries begin as representatives and sink see them,
+/// rotated in shared memory while the first page numbers are on their way, and become what the
+/// window sees when it begins.
 template <typename R, bool kQuant, bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_constant__ Args args) {
   using Space = Memory<R, kQuant, kEntry>;
@@ -48,23 +48,21 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   const Heads heads{kv * sharing + head_group * R::kRows,
                     min(R::kRows, sharing - head_group * R::kRows), static_cast<int>(blockIdx.y)};
 
+  // Steps come before all else for MLA, whose many queries would be ahead of them, and after the
+  // queries for GQA, where nothing waits for them.
+  QueryRotation<R> rotation;
+  if constexpr (kEntry && R::kMla) rotation.load(args, heads.count, tid);
   grid_wait();
-  // What all tiles wait for: first of all. As volatile, so that no other load gets ahead, and
-  // because the last block of the session changes the length in this launch.
   const SessionView& view = args.step.sessions[session];  // read again where it is needed
-  const int length = *static_cast<const volatile std::int32_t*>(&view.length);
-  const int ring = *static_cast<const volatile int*>(&view.ring);
-  const std::int32_t* const pages = *static_cast<const std::int32_t* const volatile*>(&view.pages);
+  const SessionStart start(view);                         // what all tiles wait for: first of all
   // Queries pass through memory that no tile has yet.
   unsigned char* const query_space =
       kQuant ? parts.work : parts.stages + (args.stages - 1) * Space::kStageBytes;
-  PairQueries<R> pairs;
-  if constexpr (kEntry) pairs.load(args, session, heads, tid);
-  queries_load<R, kEntry ? PositionalColumns<R>::kFirst : R::kScore>(args, session, heads, tid,
-                                                                     query_space);
+  queries_load<R>(args, session, heads, tid, query_space);
+  if constexpr (kEntry && !R::kMla) rotation.load(args, heads.count, tid);
 
-  const Place at_read =
-      place_of(args, length, ring, static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
+  const Place at_read = place_of(args, start.length, start.ring,
+                                 static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
   if constexpr (Space::kPlaceKept) {
     if (tid == 0) *parts.kept = at_read;
     __syncthreads();
@@ -79,7 +77,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   }
 
   const Tiles<R, kQuant> tiles(at);
-  Loader<R, kQuant> loader{args, view, at, tiles, session, kv, pages, {}};
+  Loader<R, kQuant> loader{args, view, at, tiles, session, kv, start.pages, {}};
   const auto tile_issue = [&](int index) {
     if (index < tiles.count) {
       const int stage = index % args.stages;
@@ -95,14 +93,16 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     const FarEntries far(at);
     if (at.first < far.end) {
       far_end = far.end;
-      pairs.turn(far.difference);
       if (at.last > far.end) {  // the first tile's commit takes them in
         queries_near_load<R, kQuant>(args, session, heads, tid, parts.near);
       }
+      rotation.turn(far.difference);
+      copy_wait<0>();
+      __syncthreads();
+      rotation.apply(args, heads.count, tid, query_space);
     }
   }
   for (int i = 0; i < args.stages - 1; ++i) tile_issue(i);
-  if constexpr (kEntry) pairs.store(tid, query_space);
 
   if (at.owns_newest_token() && head_group == 0) token_store<R>(args, view, at, session, kv);
 
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   typename WarpShare<R>::Queries query;
   copy_wait_for(args.stages - 1);
   __syncthreads();
-  if (tid == 0) length_advance(args, session, at.n);  // under the first tile's load
+  const int counted = tid == 0 ? length_count(args, session) : -1;  // looked at when all is done
   queries_read<R>(query_space, half, lane, query);
   if (R::kMla && half == 0) far_end = 0;  // has no positional columns
 
@@ -187,6 +187,7 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
     __syncthreads();
   }
   results_reduce<R>(args, at, session, heads, results, Space::kResultStride, parts.stats, flag);
+  length_advance(args, session, at.n, counted);
 }
 
 /// The launch of one instance; `attributes` must live as long as it.

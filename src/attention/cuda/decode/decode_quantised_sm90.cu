@@ -12,18 +12,11 @@
 ///            (every other cycle one) and 136 products.
 
 #include "attention/cuda/decode/decode_quantised.cuh"
-#include "core/cuda/tensor_map.h"
 
 namespace lca::cuda::decoding {
 namespace {
 
 using namespace streaming;
-
-/// The tensors that tiles come from: rows of pages (latents in bytes, two to a column) and of exact
-/// tokens.
-struct NarrowMaps {
-  CUtensorMap group_semantic, group_positional, exact_semantic, exact_positional;
-};
 
 /// Contiguous bytes, 16 or a multiple.
 __device__ __forceinline__ void bytes_load(void* to, const void* from, int bytes,
@@ -35,15 +28,8 @@ __device__ __forceinline__ void bytes_load(void* to, const void* from, int bytes
       : "memory");
 }
 
-/// One box of rows, 128 bytes of each.
-__device__ __forceinline__ void panel_load(const CUtensorMap& map, LoadBarrier& full,
-                                           unsigned char* to, int column, int row) {
-  constexpr auto kOnce = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
-  cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<std::uint64_t*>(&full), kOnce, to, column, 0,
-                               row);
-}
-
-__device__ __forceinline__ void page_load(const GroupPool& pool, const NarrowMaps& maps,
+/// A page as it is stored: latents are bytes, two to a column of the map.
+__device__ __forceinline__ void page_load(const GroupPool& pool, const RowMaps& maps,
                                           LoadBarrier& full, unsigned char* stage, int page) {
   const int row = page * kPageRows;
   const bool biased = pool.bias != nullptr;
@@ -58,21 +44,10 @@ __device__ __forceinline__ void page_load(const GroupPool& pool, const NarrowMap
   if (biased) bytes_load(stage + NarrowStage::kBias, pool.bias + row, kPageRows * 4, full);
 }
 
-__device__ __forceinline__ void exact_load(const NarrowMaps& maps, LoadBarrier& full,
-                                           unsigned char* stage, int row) {
-  full.arrive_and_expect_tx(kExactPanels * kExactPanelBytes);
-#pragma unroll
-  for (int panel = 0; panel < kExactPanels; ++panel) {
-    const bool latent = panel < kExactPanels - 1;
-    panel_load(latent ? maps.exact_semantic : maps.exact_positional, full,
-               stage + panel * kExactPanelBytes, latent ? panel * 64 : 0, row);
-  }
-}
-
 template <GroupType kType, bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1)
     decode_quantised_kernel(const __grid_constant__ Args args,
-                            const __grid_constant__ NarrowMaps maps) {
+                            const __grid_constant__ RowMaps maps) {
   extern __shared__ unsigned char memory[];
   const std::uint32_t misaligned = shared_address(memory) & 1023;
   auto& shared = *reinterpret_cast<NarrowShared*>(memory + (1024 - misaligned & 1023));
@@ -88,14 +63,15 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       shared.empty[i].init(128);
     }
     for (int i = 0; i < 2; ++i) shared.group_met[i].init(128);
-    shared.fresh_made.init(Helpers::kThreads);
-    shared.helpers_met.init(Helpers::kThreads);
+    shared.fresh.init();
     shared.inbox_full.init(1);
     cutlass::arch::fence_barrier_init();
-    cute::prefetch_tma_descriptor(&maps.group_semantic);
-    cute::prefetch_tma_descriptor(&maps.group_positional);
-    cute::prefetch_tma_descriptor(&maps.exact_semantic);
-    cute::prefetch_tma_descriptor(&maps.exact_positional);
+    maps.prefetch();
+  }
+  const bool helps = role == 0 && tid >= 32;
+  FarQueries far;
+  if constexpr (kEntry) {
+    if (helps) far.begin(args.step.rotation);
   }
   __syncthreads();
   grid_wait();
@@ -104,9 +80,8 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   NarrowConsumer<kType, kEntry> consumer(args, shared, max(role - 1, 0));
   // Queries need nothing but the launch.
   if (role > 0) consumer.queries_load(session, heads);
-  FarQueries far;
   if constexpr (kEntry) {
-    if (tid >= 32) far.load(args, session, heads, tid - 32);
+    if (helps) far.load(args, session, heads);
   }
   const Place at = place_of(args, view, 0);
   const Schedule tiles(at, args.blocks, args.chunk / kTile,
@@ -135,7 +110,8 @@ __global__ void __launch_bounds__(R::kThreads, 1)
         page[kNarrowStages - 1] = load_after_wait(view.pages + i + kNarrowStages);
       }
     } else {
-      exact_load(maps, full, shared.stage[stage].bytes, exact_row + tiles(i).row);
+      rows_load<kExactPanelBytes>(maps.exact_semantic, maps.exact_positional, full,
+                                  shared.stage[stage].bytes, exact_row + tiles(i).row);
     }
   };
   uint4 newest{0, 0, 0, 0};
@@ -150,13 +126,11 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   } else if (tid >= 32) {
     const int chunk = tid & 127;
     if (role > 0 && tiles.owns_newest_token() && chunk < R::kChunks) {
-      newest = load_after_wait(
-          chunk < R::kSemantic / 8
-              ? reinterpret_cast<const uint4*>(args.step.semantic + session * R::kSemantic) + chunk
-              : reinterpret_cast<const uint4*>(args.step.positional + session * R::kPositional) +
-                    (chunk - R::kSemantic / 8));
+      newest = newest_load(args, session, chunk);
     }
-    if constexpr (kEntry) far.store(args, FarEntries(at).difference, tid - 32, shared.far);
+    if constexpr (kEntry) {
+      if (helps) far.store(FarEntries(at).difference, shared.far);
+    }
   }
   block_sync();
   if (args.cluster > 1) {  // every block takes messages from here on
@@ -184,32 +158,16 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       tile_load(i);
     }
   } else if (tid >= 32) {
-    if (tiles.owns_newest_group()) {
-      const auto made = group_condense<R, true, kEntry, Helpers>(
-          args, view, at, session, 0, job == 0, shared.condense_scratch,
-          Helpers{WarpsBarrier(shared.helpers_met)});
-#pragma unroll
-      for (int k = 0; k < made.kPairs; ++k) {
-        shared.fresh[Helpers::thread() + k * Helpers::kThreads] = made.pairs[k];
-      }
-      if (Helpers::thread() == 0) shared.fresh_bias = made.bias;
-      shared.fresh_made.arrive();
-    }
-    if (tiles.owns_newest_token() && job == 0) token_store<R, Helpers>(args, view, at, session, 0);
-    if (Helpers::thread() == 0) length_advance(args, session, at.n);
+    helpers_run<true, kEntry>(args, view, at, tiles, session, job, shared.fresh);
   }
   block_sync();
   const bool sends = role > 0 && tiles.first < tiles.last;
   if (sends) consumer.results_give();
   block_sync();
-  if (sends) consumer.results_send();
+  if (sends) narrow_results_send(args, shared, tid - 128);
   messages_wait(&shared.inbox_full, args.cluster);
   inbox_reduce<R>(args, tiles.active, session, heads, shared.inbox,
                   reinterpret_cast<float*>(shared.stage));
-}
-
-CUtensorMap narrow_map(const void* data, int width, std::int64_t rows, int box_rows) {
-  return tensor_map(HeadRows{static_cast<const bf16*>(data), width, 0, width}, 1, rows, box_rows);
 }
 
 }  // namespace
@@ -229,12 +187,10 @@ void launch_stream_quantised(Args args, const Queue& queue) {
       cluster_config(step_grid(args), R::kThreads, kBytes, args.cluster, queue, attributes);
   const GroupPool& pool = args.step.pool;
   const ExactPool& exact = args.step.exact;
-  // The number of pages does not matter: only whole ones are read.
-  constexpr std::int64_t kAnyPageRows = std::int64_t{1} << 31;
-  const NarrowMaps maps{narrow_map(pool.semantic, R::kSemantic / 2, kAnyPageRows, kPageRows),
-                        narrow_map(pool.positional, R::kPositional, kAnyPageRows, kPageRows),
-                        narrow_map(exact.semantic, R::kSemantic, exact.rows, kExactTile),
-                        narrow_map(exact.positional, R::kPositional, exact.rows, kExactTile)};
+  const RowMaps maps{pages_map(pool.semantic, R::kSemantic / 2),
+                     pages_map(pool.positional, R::kPositional),
+                     rows_map(exact.semantic, R::kSemantic, exact.rows, kExactTile),
+                     rows_map(exact.positional, R::kPositional, exact.rows, kExactTile)};
   check(cudaLaunchKernelEx(&config, kernel, args, maps), "a decode step");
 }
 

@@ -18,38 +18,15 @@
 ///            twice, 1,150 cycles of the 3,900 that its load takes.
 
 #include "attention/cuda/decode/decode_stream.cuh"
-#include "core/cuda/tensor_map.h"
 
 namespace lca::cuda::decoding {
 namespace {
 
 using namespace streaming;
 
-/// The four tensors that tiles come from: rows of pages and of exact tokens.
-struct Maps {
-  CUtensorMap group_semantic, group_positional, exact_semantic, exact_positional;
-};
-
-// --- producer ----------------------------------------------------------------------------------
-
-/// Asks for a tile of rows.
-__device__ __forceinline__ void rows_load(const CUtensorMap* semantic,
-                                          const CUtensorMap* positional, LoadBarrier& full,
-                                          unsigned char* stage, int row) {
-  full.arrive_and_expect_tx(kTileBytes);
-  auto* const barrier = reinterpret_cast<std::uint64_t*>(&full);
-  constexpr auto kOnce = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
-#pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-    const bool latent = panel < kPanels - 1;
-    cute::SM90_TMA_LOAD_3D::copy(latent ? semantic : positional, barrier, kOnce,
-                                 stage + panel * kPanelBytes, latent ? panel * 64 : 0, 0, row);
-  }
-}
-
 template <bool kEntry>
 __global__ void __launch_bounds__(R::kThreads, 1)
-    decode_stream_kernel(const __grid_constant__ Args args, const __grid_constant__ Maps maps) {
+    decode_stream_kernel(const __grid_constant__ Args args, const __grid_constant__ RowMaps maps) {
   extern __shared__ unsigned char memory[];
   const std::uint32_t misaligned = shared_address(memory) & 1023;
   auto& shared = *reinterpret_cast<Shared*>(memory + (1024 - misaligned & 1023));
@@ -65,14 +42,15 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       shared.empty[i].init(128);
       shared.group_met[i].init(128);
     }
-    shared.fresh_made.init(Helpers::kThreads);
-    shared.helpers_met.init(Helpers::kThreads);
+    shared.fresh.init();
     shared.inbox_full.init(1);
     cutlass::arch::fence_barrier_init();
-    cute::prefetch_tma_descriptor(&maps.group_semantic);
-    cute::prefetch_tma_descriptor(&maps.group_positional);
-    cute::prefetch_tma_descriptor(&maps.exact_semantic);
-    cute::prefetch_tma_descriptor(&maps.exact_positional);
+    maps.prefetch();
+  }
+  const bool helps = role == 0 && tid >= 32;
+  FarQueries far;
+  if constexpr (kEntry) {
+    if (helps) far.begin(args.step.rotation);
   }
   __syncthreads();
   grid_wait();
@@ -97,9 +75,8 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       }
     }
   }
-  FarQueries far;
   if constexpr (kEntry) {
-    if (tid >= 32) far.load(args, session, heads, tid - 32);
+    if (helps) far.load(args, session, heads);
   }
   const Place at = place_of(args, view, 0);
   const Schedule tiles(at, args.blocks, args.chunk / kTile,
@@ -126,15 +103,15 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   const auto tile_load = [&](int i) {
     const int stage = i - tiles.first & 1;
     if (i < tiles.pages) {
-      rows_load(&maps.group_semantic, &maps.group_positional, shared.full[stage],
-                shared.stage[stage], page * kPageRows);
+      rows_load<kPanelBytes>(maps.group_semantic, maps.group_positional, shared.full[stage],
+                             shared.stage[stage], page * kPageRows);
       page = next_page;
       if (i + 2 < min(tiles.pages, loads_end)) {
         next_page = load_after_wait(view.pages + i + 2);
       }
     } else {
-      rows_load(&maps.exact_semantic, &maps.exact_positional, shared.full[stage],
-                shared.stage[stage], exact_row + tiles(i).row);
+      rows_load<kPanelBytes>(maps.exact_semantic, maps.exact_positional, shared.full[stage],
+                             shared.stage[stage], exact_row + tiles(i).row);
     }
   };
   uint4 newest{0, 0, 0, 0};
@@ -145,11 +122,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   } else if (tid >= 32) {
     const int chunk = tid & 127;
     if (role > 0 && tiles.owns_newest_token() && chunk < R::kChunks) {
-      newest = load_after_wait(
-          chunk < R::kSemantic / 8
-              ? reinterpret_cast<const uint4*>(args.step.semantic + session * R::kSemantic) + chunk
-              : reinterpret_cast<const uint4*>(args.step.positional + session * R::kPositional) +
-                    (chunk - R::kSemantic / 8));
+      newest = newest_load(args, session, chunk);
     }
 #pragma unroll
     for (int i = 0; i < kQueryLoads; ++i) {
@@ -159,7 +132,9 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       *reinterpret_cast<uint4*>(shared.query + chunk_offset(row, chunk, kQueryPanelBytes)) =
           query[i];
     }
-    if constexpr (kEntry) far.store(args, FarEntries(at).difference, tid - 32, shared.far);
+    if constexpr (kEntry) {
+      if (helps) far.store(FarEntries(at).difference, shared.far);
+    }
     async_proxy_fence();  // wgmma reads them
   }
   __syncthreads();
@@ -181,19 +156,7 @@ __global__ void __launch_bounds__(R::kThreads, 1)
       tile_load(i);
     }
   } else if (tid >= 32) {
-    if (tiles.owns_newest_group()) {
-      const auto made = group_condense<R, false, kEntry, Helpers>(
-          args, view, at, session, 0, job == 0, shared.condense_scratch,
-          Helpers{WarpsBarrier(shared.helpers_met)});
-#pragma unroll
-      for (int k = 0; k < made.kPairs; ++k) {
-        shared.fresh[Helpers::thread() + k * Helpers::kThreads] = made.pairs[k];
-      }
-      if (Helpers::thread() == 0) shared.fresh_bias = made.bias;
-      shared.fresh_made.arrive();
-    }
-    if (tiles.owns_newest_token() && job == 0) token_store<R, Helpers>(args, view, at, session, 0);
-    if (Helpers::thread() == 0) length_advance(args, session, at.n);
+    helpers_run<false, kEntry>(args, view, at, tiles, session, job, shared.fresh);
   }
   block_sync();
   const bool sends = role > 0 && tiles.first < tiles.last;
@@ -203,11 +166,6 @@ __global__ void __launch_bounds__(R::kThreads, 1)
   messages_wait(&shared.inbox_full, args.cluster);
   inbox_reduce<R>(args, tiles.active, session, heads, shared.inbox,
                   reinterpret_cast<float*>(shared.stage));
-}
-
-/// Rows as a tensor without heads.
-CUtensorMap rows_map(const void* data, int width, std::int64_t rows) {
-  return tensor_map(HeadRows{static_cast<const bf16*>(data), width, 0, width}, 1, rows, kTile);
 }
 
 }  // namespace
@@ -228,14 +186,12 @@ void launch_stream(Args args, const Queue& queue) {
       cluster_config(step_grid(args), R::kThreads, kBytes, args.cluster, queue, attributes);
   const GroupPool& pool = args.step.pool;
   const ExactPool& exact = args.step.exact;
-  // The number of pages does not matter: only whole ones are read.
-  constexpr std::int64_t kAnyRows = std::int64_t{1} << 31;
-  const CUtensorMap semantic = rows_map(exact.semantic, R::kSemantic, exact.rows);
-  const CUtensorMap positional = rows_map(exact.positional, R::kPositional, exact.rows);
-  Maps maps{semantic, positional, semantic, positional};
+  const CUtensorMap semantic = rows_map(exact.semantic, R::kSemantic, exact.rows, kTile);
+  const CUtensorMap positional = rows_map(exact.positional, R::kPositional, exact.rows, kTile);
+  RowMaps maps{semantic, positional, semantic, positional};
   if (args.step.settings.method == MethodKind::lca) {  // else there are no pages
-    maps.group_semantic = rows_map(pool.semantic, R::kSemantic, kAnyRows);
-    maps.group_positional = rows_map(pool.positional, R::kPositional, kAnyRows);
+    maps.group_semantic = pages_map(pool.semantic, R::kSemantic);
+    maps.group_positional = pages_map(pool.positional, R::kPositional);
   }
   check(cudaLaunchKernelEx(&config, kernel, args, maps), "a decode step");
 }

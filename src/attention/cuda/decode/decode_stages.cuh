@@ -56,15 +56,13 @@ struct PositionalColumns {
   static_assert(kFirst % 16 == 0 && R::kThreads % kMostPairs == 0);
 };
 
-/// The first columns of the job's queries to shared memory, asked for; rows that no head has are
-/// zeros.
-template <typename R, int kColumns>
+/// The job's queries to shared memory, asked for; rows that no head has are zeros.
+template <typename R>
 __device__ __forceinline__ void queries_load(const Args& args, int session, const Heads& heads,
                                              int tid, unsigned char* to) {
-  constexpr int kChunks = kColumns / 8;
-  for (int i = tid; i < R::kRows * kChunks; i += R::kThreads) {
-    const int row = i / (kChunks > 0 ? kChunks : 1);
-    const int chunk = i % (kChunks > 0 ? kChunks : 1);
+  for (int i = tid; i < R::kRows * (R::kScore / 8); i += R::kThreads) {
+    const int row = i / (R::kScore / 8);
+    const int chunk = i % (R::kScore / 8);
     const bool real = row < heads.count;
     const bf16* source = args.step.queries;
     if (real) {
@@ -96,58 +94,48 @@ __device__ __forceinline__ void queries_near_load(const Args& args, int session,
              real);
 }
 
-/// With entry positions: the positional parts of queries, rotated on their way from memory to
-/// shared memory. A thread has one pair of channels of some rows; pairs behind those that are
-/// rotated stay as they are.
+/// With entry positions: rotates queries in shared memory, in place. A thread has one pair of
+/// channels of some rows; warps whose rows no head has do nothing, for blocks begin bound by
+/// instructions.
 template <typename R>
-class PairQueries {
+class QueryRotation {
  public:
-  /// Asks for them; needs nothing but the launch.
-  __device__ __forceinline__ void load(const Args& args, int session, const Heads& heads, int tid) {
-    const int slot = tid % kSlots;
-    const RotationView& rotation = args.step.rotation;
-    step_ = slot < rotation.pairs ? __ldg(rotation.steps + slot) : 0;
-    channel_ = slot < rotation.pairs ? pair_channels(rotation, slot) : int2{2 * slot, 2 * slot + 1};
-    const auto* const from = reinterpret_cast<const unsigned short*>(
-        args.step.queries +
-        (std::int64_t{session} * args.heads + heads.first + tid / kSlots) * R::kScore +
-        PositionalColumns<R>::kFirst);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      x_[i] = y_[i] = 0;
-      if (tid / kSlots + i * kRowStep >= heads.count) continue;
-      x_[i] = load_after_wait(from + i * kRowStep * R::kScore + channel_.x);
-      y_[i] = load_after_wait(from + i * kRowStep * R::kScore + channel_.y);
-    }
+  /// Asks for the step of the thread's pair.
+  __device__ __forceinline__ void load(const Args& args, int count, int tid) {
+    pair_ = tid % kMostPairs;
+    rotates_ = tid / kMostPairs < count && pair_ < args.step.rotation.pairs;
+    if (rotates_) step_ = __ldg(args.step.rotation.steps + pair_);
   }
-  __device__ __forceinline__ void turn(int difference) { turn_ = turn_of(step_, difference); }
-
-  __device__ __forceinline__ void store(int tid, unsigned char* queries) const {
-    const auto place = [&](int row, int c) {
-      const int column = PositionalColumns<R>::kFirst + c;
-      return reinterpret_cast<unsigned short*>(queries + R::offset(row, column / 8) +
-                                               column % 8 * 2);
-    };
+  __device__ __forceinline__ void turn(int difference) {
+    if (rotates_) turn_ = turn_of(step_, difference);
+  }
+  /// Of the first `count` rows, which are there.
+  __device__ __forceinline__ void apply(const Args& args, int count, int tid,
+                                        unsigned char* queries) const {
+    if (!rotates_) return;
+    const int2 channel = pair_channels(args.step.rotation, pair_);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int row = tid / kSlots + i * kRowStep;
-      const float2 given = unpack_bf16(x_[i] | std::uint32_t{y_[i]} << 16);
-      const float2 value = turn_(given.x, given.y);
-      const std::uint32_t bits = pack_bf16(value.x, value.y);
-      *place(row, channel_.x) = static_cast<unsigned short>(bits);
-      *place(row, channel_.y) = static_cast<unsigned short>(bits >> 16);
+    for (int first = 0; first < R::kRows; first += R::kThreads / kMostPairs) {
+      const int row = first + tid / kMostPairs;
+      if (row >= count) break;
+      const auto place = [&](int c) {
+        const int column = PositionalColumns<R>::kFirst + c;
+        return reinterpret_cast<bf16*>(queries + R::offset(row, column / 8) + column % 8 * 2);
+      };
+      bf16* const x = place(channel.x);
+      bf16* const y = place(channel.y);
+      const float2 value = turn_(__bfloat162float(*x), __bfloat162float(*y));
+      *x = __float2bfloat16_rn(value.x);
+      *y = __float2bfloat16_rn(value.y);
     }
   }
 
  private:
-  static constexpr int kSlots = PositionalColumns<R>::kMostPairs;
-  static constexpr int kRowStep = R::kThreads / kSlots;
-  static constexpr int kEach = (R::kRows + kRowStep - 1) / kRowStep;
-  static_assert(R::kRows % kRowStep == 0);
+  static constexpr int kMostPairs = PositionalColumns<R>::kMostPairs;
+  bool rotates_;
+  int pair_;
   std::uint64_t step_;
-  int2 channel_;
   Turn turn_;
-  unsigned short x_[kEach], y_[kEach];
 };
 
 /// The positional parts of the fragments as the window sees them.
@@ -263,21 +251,33 @@ __device__ __forceinline__ void tile_scores_entry(const EntryTile& tile, const u
                                                   const unsigned char* near, int warp, int lane,
                                                   int half, float* scores, int& far_end,
                                                   typename WarpShare<R>::Queries& query) {
-  if (tile.groups || far_end == 0) {
-    tile_scores<R>(tile, rows, query, warp, lane, half, scores);
-    return;
-  }
   constexpr int kEntries = WarpShare<R>::kEntries;
-  const int first = tile.first + warp % (R::kWarps / 2) * kEntries;
-  int from = 0;
-#pragma unroll 1
-  while (true) {
-    const int seen = far_end == 0 || tile.groups ? kEntries : far_end - first;
-    if (seen > from) tile_scores<R, true>(tile, rows, query, warp, lane, half, scores, from);
-    if (seen >= kEntries) break;
+  int far = kEntries;  // of this warp's entries
+  const auto near_begin = [&] {
     queries_near<R, kQuant>(near, half, lane, query);
     far_end = 0;
-    from = max(seen, 0);
+  };
+  if (!tile.groups && far_end != 0) {
+    far = far_end - (tile.first + warp % (R::kWarps / 2) * kEntries);
+    if (far <= 0) {
+      near_begin();
+      far = kEntries;
+    }
+  }
+  // Where registers are short, a warp with both has a way of its own.
+  constexpr bool kApart = R::kHeadTiles > 1;
+  if (kApart && far < kEntries) {
+#pragma unroll 1
+    for (int from = 0; from <= far; from += far) {
+      if (from > 0) near_begin();
+      tile_scores<R, true>(tile, rows, query, warp, lane, half, scores, from);
+    }
+    return;
+  }
+  tile_scores<R>(tile, rows, query, warp, lane, half, scores);
+  if (!kApart && far < kEntries) {
+    near_begin();
+    tile_scores<R, true>(tile, rows, query, warp, lane, half, scores, far);
   }
 }
 

@@ -2,9 +2,8 @@
 /// The inside of Hopper's decode kernel (decode_sm90.cu): its shared memory, and what a consumer
 /// warp group does with a tile: scores, softmax, outputs, and its part of the result at the end.
 
-#include "attention/cuda/decode/decode_group.cuh"
+#include "attention/cuda/decode/decode_helpers.cuh"
 #include "attention/cuda/decode/decode_inbox.cuh"
-#include "attention/cuda/decode/decode_warps.cuh"
 
 namespace lca::cuda::decoding::streaming {
 
@@ -23,16 +22,13 @@ struct Shared {
   alignas(1024) unsigned char query[kPanels * kQueryPanelBytes];
   alignas(1024) unsigned char far[kQueryPanelBytes];     // entry positions: the RoPE part once more
   alignas(1024) unsigned char weights[2][kHeads * 128];  // Pᵀ: a row of 64 entries for each head
-  alignas(16) std::uint32_t fresh[R::kWidth / 2];        // the representative of this step
-  float fresh_bias;
   float tops[2][4][kHeads];  // per warp group and warp: maxima of a tile, at the end sums
   float group_tops[2][kHeads];
   Inbox<R::kValue> inbox;
-  CondenseScratch<R, Helpers> condense_scratch;
+  FreshGroup fresh;
   LoadBarrier full[2];
   Barrier empty[2];
-  Barrier fresh_made;
-  Barrier group_met[2], helpers_met;
+  Barrier group_met[2];
   LoadBarrier inbox_full;
 };
 
@@ -76,9 +72,7 @@ class Consumer {
     if (rows.kind == Rows::made) {
       if (count > 0) group_barrier();  // others may still read the stage
       rows_clear(1, stage);
-      shared_.fresh_made.wait(0);
-      row_put(reinterpret_cast<const uint4*>(shared_.fresh)[min(thread_, R::kChunks - 1)], 0,
-              stage);
+      row_put(shared_.fresh.wait(thread_), 0, stage);
       shared_write_end();
     } else {
       shared_.full[group_].wait(count & 1);
@@ -245,7 +239,7 @@ class Consumer {
         if (args_.step.pool.bias != nullptr) {
           const std::int64_t page = load_after_wait(view_.pages + rows.first / kPageRows);
           bias = rows.kind == Rows::made
-                     ? shared_.fresh_bias
+                     ? shared_.fresh.bias
                      : load_after_wait(args_.step.pool.bias + page * kPageRows + row);
         }
       }

@@ -41,64 +41,61 @@ __device__ __forceinline__ int chunk_offset(int row, int chunk, int panel_bytes)
   return chunk / 8 * panel_bytes + row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
 }
 
-/// With entry positions: the RoPE parts of the queries as representatives and sink see them. A
-/// thread's share are pairs of channels, rotated or (behind those) as they are.
+/// With entry positions: the RoPE parts of the queries as representatives and sink see them, by the
+/// helpers. A thread has one pair of channels of some heads; pairs behind those that are rotated
+/// stay as they are.
 class FarQueries {
  public:
+  /// What needs no other kernel: nothing on the GPU writes steps.
+  __device__ __forceinline__ void begin(const RotationView& rotation) {
+    const int pair = Helpers::thread() % kPairs;
+    const bool rotated = pair < rotation.pairs;
+    step_ = rotated ? __ldg(rotation.steps + pair) : 0;
+    channel_ = rotated ? pair_channels(rotation, pair) : int2{2 * pair, 2 * pair + 1};
+  }
+
   /// Asks for them; needs nothing but the launch.
-  __device__ __forceinline__ void load(const Args& args, int session, const Heads& heads,
-                                       int thread) {
-    const RotationView& rotation = args.step.rotation;
+  __device__ __forceinline__ void load(const Args& args, int session, const Heads& heads) {
+    const auto* const from = reinterpret_cast<const unsigned short*>(
+        args.step.queries +
+        (std::int64_t{session} * args.heads + heads.first + first_row()) * R::kScore + R::kFirst);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = (thread + i * kLoaders) / kSlots;
-      const int slot = (thread + i * kLoaders) % kSlots;
       x_[i] = y_[i] = 0;
-      step_[i] = slot < rotation.pairs ? __ldg(rotation.steps + slot) : 0;
-      if (row >= heads.count) continue;
-      const auto* const rope = reinterpret_cast<const unsigned short*>(
-          args.step.queries + (std::int64_t{session} * args.heads + heads.first + row) * R::kScore +
-          R::kFirst);
-      const int2 channel = channels(rotation, slot);
-      x_[i] = load_after_wait(rope + channel.x);
-      y_[i] = load_after_wait(rope + channel.y);
+      if (first_row() + i * kRowStep >= heads.count) continue;
+      x_[i] = load_after_wait(from + i * kRowStep * R::kScore + channel_.x);
+      y_[i] = load_after_wait(from + i * kRowStep * R::kScore + channel_.y);
     }
   }
 
-  __device__ __forceinline__ void store(const Args& args, int difference, int thread,
-                                        unsigned char* to) const {
-    const RotationView& rotation = args.step.rotation;
+  __device__ __forceinline__ void store(int difference, unsigned char* to) const {
+    const Turn turn = turn_of(step_, difference);  // of step 0: none
+    const auto place = [&](int row, int channel) {
+      return reinterpret_cast<unsigned short*>(to + chunk_offset(row, channel / 8, 0)) +
+             channel % 8;
+    };
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int row = (thread + i * kLoaders) / kSlots;
-      const int slot = (thread + i * kLoaders) % kSlots;
+      const int row = first_row() + i * kRowStep;
       if (row >= kBlockHeads) break;
-      std::uint32_t bits = x_[i] | std::uint32_t{y_[i]} << 16;
-      if (slot < rotation.pairs) {
-        const float2 given = unpack_bf16(bits);
-        const float2 value = turn_of(step_[i], difference)(given.x, given.y);
-        bits = pack_bf16(value.x, value.y);
-      }
-      const int2 channel = channels(rotation, slot);
-      *place(to, row, channel.x) = static_cast<unsigned short>(bits);
-      *place(to, row, channel.y) = static_cast<unsigned short>(bits >> 16);
+      const float2 given = unpack_bf16(x_[i] | std::uint32_t{y_[i]} << 16);
+      const float2 value = turn(given.x, given.y);
+      const std::uint32_t bits = pack_bf16(value.x, value.y);
+      *place(row, channel_.x) = static_cast<unsigned short>(bits);
+      *place(row, channel_.y) = static_cast<unsigned short>(bits >> 16);
     }
   }
 
  private:
-  static constexpr int kSlots = R::kPositional / 2;
-  static constexpr int kLoaders = R::kThreads - 32;
-  static constexpr int kEach = (kBlockHeads * kSlots + kLoaders - 1) / kLoaders;
+  static constexpr int kPairs = R::kPositional / 2;
+  static constexpr int kRowStep = Helpers::kThreads / kPairs;
+  static constexpr int kEach = (kBlockHeads + kRowStep - 1) / kRowStep;
+  static_assert(Helpers::kThreads % kPairs == 0);
+  __device__ static int first_row() { return Helpers::thread() / kPairs; }
 
-  __device__ static int2 channels(const RotationView& rotation, int slot) {
-    return slot < rotation.pairs ? pair_channels(rotation, slot) : int2{2 * slot, 2 * slot + 1};
-  }
-  __device__ static unsigned short* place(unsigned char* to, int row, int channel) {
-    return reinterpret_cast<unsigned short*>(to + chunk_offset(row, channel / 8, 0)) + channel % 8;
-  }
-
+  std::uint64_t step_;
+  int2 channel_;
   unsigned short x_[kEach], y_[kEach];
-  std::uint64_t step_[kEach];
 };
 
 }  // namespace lca::cuda::decoding::streaming
