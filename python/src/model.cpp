@@ -130,16 +130,13 @@ std::vector<Settings> settings_change(std::vector<Settings> base, const std::str
 
 void model_bind(nb::module_& module) {
   module.def(
-      "preset",
+      "settings_preset",
       [](const std::string& name) { return settings_list({settings_preset(name)})[0]; },
       nb::arg("name"), "The settings of preset paper, training or training-free.");
   module.def(
-      "change_settings",
-      [](const nb::dict& changes, const std::string& preset, std::size_t layers) {
-        return settings_list(settings_change(std::vector<Settings>(layers), preset, changes));
-      },
-      nb::arg("changes"), nb::arg("preset") = "", nb::arg("layers") = 1,
-      "The settings of layers from a preset and changes, checked.");
+      "settings_check",
+      [](const nb::dict& fields) { settings_change(std::vector<Settings>(1), "", fields); },
+      nb::arg("fields"), "Raises ValueError for a field that is unknown or out of range.");
   module.def("setting_names", [] {
     std::vector<std::string> names;
     for (const SettingField& field : setting_fields()) names.emplace_back(field.name);

@@ -146,11 +146,6 @@ struct Plan {
   }
 };
 
-/// Part `at` of `count` values for each entry of the batch.
-float* floats_entry(float* values, std::int64_t at, std::int64_t count) {
-  return values == nullptr || at < 0 ? values : values + at * count;
-}
-
 Plan plan_make(bool mla, const std::array<std::int64_t, 6>& dims, const std::string& settings,
                double scale, std::vector<double> frequencies, const std::string& rope_layout,
                std::int64_t batch, std::int64_t tokens,
@@ -221,26 +216,28 @@ struct CondenseViews {
   Tensor w_uk;
 };
 
+/// Values of rep_bias for one entry of the batch.
+std::int64_t bias_count(const Plan& plan) {
+  return plan.groups() * plan.entry.layer.shape.kv_heads;
+}
+
 /// What it writes.
 struct CondenseResult {
   CondenseResult(const Plan& plan, const MaybeView& positional_, const MaybeView& semantic_,
                  const MaybeView& bias_, const MaybeView& scores_)
       : positional("rep_k", positional_, plan.batch),
         semantic("rep_v", semantic_, plan.batch),
-        count(plan.groups() * plan.entry.layer.shape.kv_heads),
-        group(plan.entry.layer.settings.group),
-        bias(dense_floats("rep_bias", bias_, plan.batch * count)),
-        scores(dense_floats("scores", scores_, plan.batch * count * group)) {}
+        bias("rep_bias", bias_, plan.batch, bias_count(plan)),
+        scores("scores", scores_, plan.batch,
+               bias_count(plan) * plan.entry.layer.settings.group) {}
 
   CondenseOutputs at(std::int64_t entry) const {
-    return {semantic.entry(entry), positional.entry(entry), floats_entry(bias, entry, count),
-            floats_entry(scores, entry, count * group)};
+    return {semantic.entry(entry), positional.entry(entry), bias.floats(entry),
+            scores.floats(entry), bias.doubles(entry)};
   }
 
   BatchedView positional, semantic;
-  std::int64_t count, group;
-  float* bias;
-  float* scores;
+  DenseValues bias, scores;
 };
 
 void condense(const Plan& plan, const MaybeView& q_nope, const MaybeView& q_rope,
@@ -270,7 +267,7 @@ void condense_backward(const Plan& plan, const MaybeView& q_nope, const MaybeVie
   const CondenseResult out(plan, rep_positional, rep_semantic, bias, scores);
   const BatchedView positional_grad("the gradient of rep_k", grads[0], plan.batch);
   const BatchedView semantic_grad("the gradient of rep_v", grads[1], plan.batch);
-  float* bias_grad = dense_floats("the gradient of rep_bias", grads[2], plan.batch * out.count);
+  const DenseValues bias_grad("the gradient of rep_bias", grads[2], plan.batch, bias_count(plan));
   const BatchedView dq_nope("the gradient of q_nope", into[0], plan.batch);
   const BatchedView dq_rope("the gradient of q", into[1], plan.batch);
   const BatchedView dpositional("the gradient of k", into[2], plan.batch);
@@ -284,7 +281,7 @@ void condense_backward(const Plan& plan, const MaybeView& q_nope, const MaybeVie
              operator_condense_backward(
                  spec, in.at(at), out.at(at),
                  {semantic_grad.entry(at), positional_grad.entry(at),
-                  floats_entry(bias_grad, at, out.count)},
+                  bias_grad.floats(at), bias_grad.doubles(at)},
                  {dq_nope.entry(at), dq_rope.entry(at), dsemantic.entry(at), dpositional.entry(at),
                   dw_uk, add},
                  place);
@@ -296,8 +293,7 @@ void condense_backward(const Plan& plan, const MaybeView& q_nope, const MaybeVie
 /// q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v: inputs, or their gradients.
 struct AttendViews {
   AttendViews(const Plan& plan, const std::array<MaybeView, 8>& views, const MaybeView& bias_)
-      : count(plan.groups() * plan.entry.layer.shape.kv_heads),
-        bias(dense_floats("rep_bias", bias_, plan.batch * count)) {
+      : bias("rep_bias", bias_, plan.batch, bias_count(plan)) {
     static constexpr std::array<const char*, 8> kNames = {
         "q_nope", "q", "k_nope", "k", "v", "rep_k_nope", "rep_k", "rep_v"};
     for (std::size_t i = 0; i < views.size(); ++i) {
@@ -316,7 +312,7 @@ struct AttendViews {
     return {{tensor(0, at), tensor(1, at)},
             {tensor(2, at), tensor(3, at), tensor(4, at)},
             {tensor(5, at), tensor(6, at), tensor(7, at)},
-            floats_entry(bias, at, count)};
+            bias.floats(at), bias.doubles(at)};
   }
 
   AttendInputGrads grads(std::int64_t at) const {
@@ -324,12 +320,11 @@ struct AttendViews {
             tensor(1, at),
             {tensor(2, at), tensor(3, at), tensor(4, at)},
             {tensor(5, at), tensor(6, at), tensor(7, at)},
-            floats_entry(bias, at, count)};
+            bias.floats(at), bias.doubles(at)};
   }
 
   std::array<BatchedView, 8> tensors;
-  std::int64_t count;
-  float* bias;
+  DenseValues bias;
 };
 
 std::int64_t lse_count(const Plan& plan) {
@@ -341,11 +336,11 @@ void attend(const Plan& plan, const std::array<MaybeView, 8>& inputs, const Mayb
             std::uintptr_t workspace) {
   const AttendViews in(plan, inputs, bias);
   const BatchedView result("out", out, plan.batch);
-  float* sums = dense_floats("lse", lse, plan.batch * lse_count(plan));
+  const DenseValues sums("lse", lse, plan.batch, lse_count(plan));
   plan.run(in.packs(plan) && plan.packs({&result}), stream, workspace,
            [&](const OperatorSpec& spec, std::int64_t at, const OperatorPlace& place) {
              operator_attend(spec, in.inputs(at),
-                             {result.entry(at), floats_entry(sums, at, lse_count(plan))}, place);
+                             {result.entry(at), sums.floats(at), sums.doubles(at)}, place);
            });
 }
 
@@ -357,13 +352,12 @@ void attend_backward(const Plan& plan, const std::array<MaybeView, 8>& inputs,
   const AttendViews grads(plan, into, bias_grad);
   const BatchedView result("out", out, plan.batch);
   const BatchedView result_grad("the gradient of out", out_grad, plan.batch);
-  const float* sums = dense_floats("lse", lse, plan.batch * lse_count(plan));
+  const DenseValues sums("lse", lse, plan.batch, lse_count(plan));
   const bool together =
       in.packs(plan) && grads.packs(plan) && plan.packs({&result, &result_grad});
   plan.run(together, stream, workspace,
            [&](const OperatorSpec& spec, std::int64_t at, const OperatorPlace& place) {
-             const std::int64_t offset = at < 0 ? 0 : at * lse_count(plan);
-             operator_attend_backward(spec, in.inputs(at), result.entry(at), sums + offset,
+             operator_attend_backward(spec, in.inputs(at), result.entry(at), sums.floats(at),
                                       result_grad.entry(at), grads.grads(at), place);
            });
 }

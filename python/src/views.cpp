@@ -164,19 +164,26 @@ Tensor shared_view(std::string_view name, const std::optional<View>& view) {
   return tensor;
 }
 
-float* dense_floats(std::string_view name, const std::optional<View>& view, std::int64_t count) {
-  if (!view) return nullptr;
+DenseValues::DenseValues(std::string_view name, const std::optional<View>& view,
+                         std::int64_t batch, std::int64_t count_)
+    : count(count_) {
+  if (!view) return;
   std::int64_t values = 1;
   for (std::size_t i = view->shape.size(); i-- > 0;) {
     if (view->shape[i] > 1 && view->stride[i] != values) fail(std::string(name) + " is not dense");
     values *= view->shape[i];
   }
-  if (view->dtype != DType::f32) fail(std::string(name) + " must be float32");
-  if (values != count) {
+  if (values != batch * count) {
     fail(std::string(name) + " has shape " + dims_text(view->shape) + ", which is not " +
-         std::to_string(count) + " values");
+         std::to_string(batch * count) + " values");
   }
-  return static_cast<float*>(view->data);
+  if (view->dtype == DType::f32) {
+    f32 = static_cast<float*>(view->data);
+  } else if (view->dtype == DType::f64) {
+    f64 = static_cast<double*>(view->data);
+  } else {
+    fail(std::string(name) + " must be float32");
+  }
 }
 
 void views_bind(nb::module_& module) {

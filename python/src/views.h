@@ -42,7 +42,19 @@ class BatchedView {
 /// A tensor [a, b, c] that the whole batch shares; empty where there is none.
 Tensor shared_view(std::string_view name, const std::optional<View>& view);
 
-/// The floats of a dense tensor of `count` values; null where there is none.
-float* dense_floats(std::string_view name, const std::optional<View>& view, std::int64_t count);
+/// The values of a dense tensor, float32 or (reference) float64; null where there is none.
+struct DenseValues {
+  /// Throws Error naming the tensor where it does not have `batch` times `count` values.
+  DenseValues(std::string_view name, const std::optional<View>& view, std::int64_t batch,
+              std::int64_t count);
+
+  /// Those of entry `at` of the batch; of all where `at` is negative.
+  float* floats(std::int64_t at) const { return f32 && at > 0 ? f32 + at * count : f32; }
+  double* doubles(std::int64_t at) const { return f64 && at > 0 ? f64 + at * count : f64; }
+
+  float* f32 = nullptr;
+  double* f64 = nullptr;
+  std::int64_t count = 0;
+};
 
 }  // namespace lca::python
