@@ -48,7 +48,7 @@ def _view(tensor):
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise ValueError(f"tensors are float32, bfloat16 or float64, not {str(tensor.dtype).removeprefix('torch.')}")
-    return _lca.view_of_memory(tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
+    return _lca.view_of_memory(tensor, tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
 
 
 _host_values: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -231,8 +231,7 @@ def _attend_views(run, inputs):
         bias = bias.contiguous()
         if bias.dtype != _bias_dtype(inputs[1]):
             bias = bias.to(_bias_dtype(inputs[1]))
-    # What is returned besides keeps copies alive until the call is over.
-    return [_view(tensor) for tensor in tensors], _view(bias), (tensors, bias)
+    return [_view(tensor) for tensor in tensors], _view(bias)
 
 
 def _attend(*arguments):
@@ -244,7 +243,7 @@ def _attend(*arguments):
     _check_devices(q_rope, *inputs)
     run = _attend_run(inputs, knobs)
     out, lse = _attend_empty(q_rope, v)
-    views, bias, _kept = _attend_views(run, inputs)
+    views, bias = _attend_views(run, inputs)
     run("attend", views, bias, _view(out), _view(lse))
     return out, lse
 
@@ -257,7 +256,7 @@ def _attend_backward(grad_out, *arguments):
     inputs, (out, lse), knobs, wanted = arguments[:9], arguments[9:11], arguments[11:-1], arguments[-1]
     run = _attend_run(inputs, knobs)
     grads = _empty_grads(inputs, wanted)
-    views, bias, _kept = _attend_views(run, inputs)
+    views, bias = _attend_views(run, inputs)
     into = [_view(grad) if want else None for grad, want in zip(grads, wanted)]
     if not run.plan.groups:
         for grad in grads[5:]:

@@ -22,14 +22,13 @@ void model_bind(nb::module_& module);
 void session_bind(nb::module_& module);
 void generate_bind(nb::module_& module);
 
-/// Runs `work(stop_token)` in a thread of its own while this one waits without the GIL and looks for
-/// signals. Ctrl-C requests the stop, waits for the work to end, and is raised here.
+/// Runs `work(stop_token)` in a thread of its own while this one waits without the GIL and looks
+/// for signals. Ctrl-C requests the stop, waits for the work to end, and is raised here.
 template <typename Work>
 auto run_interruptible(Work&& work) {
   constexpr auto kLook = std::chrono::milliseconds(20);
   std::stop_source stop;
-  auto done =
-      std::async(std::launch::async, [&work, &stop] { return work(stop.get_token()); });
+  auto done = std::async(std::launch::async, [&work, &stop] { return work(stop.get_token()); });
   std::optional<nb::python_error> interrupt;
   for (bool ready = false; !ready;) {
     {

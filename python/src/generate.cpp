@@ -83,9 +83,8 @@ nb::dict generate_in_session(PySession& self, const Ids& prompt, GenerateOptions
 
 /// One reply for each prompt, in their order, by continuous batching.
 nb::list generate_batch(const std::shared_ptr<Model>& model,
-                        const std::shared_ptr<Context>& context,
-                        const std::vector<Ids>& prompts, const std::string& preset,
-                        const nb::dict& changes, std::int64_t chunk,
+                        const std::shared_ptr<Context>& context, const std::vector<Ids>& prompts,
+                        const std::string& preset, const nb::dict& changes, std::int64_t chunk,
                         const GenerateOptions& options) {
   SessionOptions session;
   if (!preset.empty() || nb::len(changes) > 0) {
@@ -124,8 +123,7 @@ nb::list generate_batch(const std::shared_ptr<Model>& model,
 void generate_bind(nb::module_& module) {
   nb::class_<GenerateOptions>(module, "GenerateOptions");
   module.def("generate_options", &options_make, nb::arg("max_tokens"), nb::arg("sampling"),
-             nb::arg("stops"), nb::arg("end_tokens"), nb::arg("logprobs"),
-             nb::arg("top_logprobs"));
+             nb::arg("stops"), nb::arg("end_tokens"), nb::arg("logprobs"), nb::arg("top_logprobs"));
   module.def("generate", &generate_in_session, nb::arg("session"), nb::arg("prompt"),
              nb::arg("options"), nb::arg("on_piece").none(), nb::arg("progress").none());
   module.def("generate_batch", &generate_batch, nb::arg("model"), nb::arg("context"),

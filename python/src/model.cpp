@@ -22,7 +22,8 @@ std::size_t choice(const char* what, const std::array<const char*, Count>& names
   if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
   std::string list;
   for (const char* name : names) list += (list.empty() ? "" : ", ") + std::string(name);
-  throw Error(ErrorKind::bad_input, std::string(what) + " must be one of " + list + ", not \"" + text + "\"");
+  throw Error(ErrorKind::bad_input,
+              std::string(what) + " must be one of " + list + ", not \"" + text + "\"");
 }
 
 constexpr std::array<const char*, 3> kPrecisions = {"auto", "f32", "bf16"};
@@ -71,11 +72,13 @@ nb::dict model_info(const Model& model) {
   return facts;
 }
 
-std::vector<ChatMessage> messages_read(const std::vector<std::pair<std::string, std::string>>& messages) {
+std::vector<ChatMessage> messages_read(
+    const std::vector<std::pair<std::string, std::string>>& messages) {
   static constexpr std::array<const char*, 3> kRoles = {"system", "user", "assistant"};
   std::vector<ChatMessage> read;
   for (const auto& [role, text] : messages) {
-    read.push_back({static_cast<ChatMessage::Role>(choice("the role of a message", kRoles, role)), text});
+    read.push_back(
+        {static_cast<ChatMessage::Role>(choice("the role of a message", kRoles, role)), text});
   }
   return read;
 }
@@ -150,32 +153,36 @@ void model_bind(nb::module_& module) {
       .def_prop_ro("settings", [](const Model& model) { return settings_list(model.settings()); })
       .def_prop_ro("fingerprint", &Model::fingerprint)
       .def_prop_ro("end_tokens", &Model::end_tokens)
-      .def("encode",
-           [](const Model& model, const std::string& text, bool add_special, bool parse_special) {
-             return model.tokenizer().encode(text, {add_special, parse_special});
-           },
-           nb::arg("text"), nb::arg("add_special") = false, nb::arg("parse_special") = true)
-      .def("decode",
-           [](const Model& model, const std::vector<std::int32_t>& ids, bool with_special) {
-             return model.tokenizer().decode(ids, with_special);
-           },
-           nb::arg("ids"), nb::arg("with_special") = false)
-      .def("token_text",
-           [](const Model& model, std::int32_t id) {
-             const std::string_view bytes = model.tokenizer().bytes(id);
-             return nb::bytes(bytes.data(), bytes.size());
-           },
-           nb::arg("id"))
-      .def("chat_prompt",
-           [](const Model& model, const nb::list& messages) {
-             std::vector<std::pair<std::string, std::string>> pairs;
-             for (const nb::handle message : messages) {
-               pairs.emplace_back(nb::cast<std::string>(message[0]),
-                                  nb::cast<std::string>(message[1]));
-             }
-             return model.chat().prompt(messages_read(pairs));
-           },
-           nb::arg("messages"), "Ids of [(role, text), …] up to where the assistant replies.")
+      .def(
+          "encode",
+          [](const Model& model, const std::string& text, bool add_special, bool parse_special) {
+            return model.tokenizer().encode(text, {add_special, parse_special});
+          },
+          nb::arg("text"), nb::arg("add_special") = false, nb::arg("parse_special") = true)
+      .def(
+          "decode",
+          [](const Model& model, const std::vector<std::int32_t>& ids, bool with_special) {
+            return model.tokenizer().decode(ids, with_special);
+          },
+          nb::arg("ids"), nb::arg("with_special") = false)
+      .def(
+          "token_text",
+          [](const Model& model, std::int32_t id) {
+            const std::string_view bytes = model.tokenizer().bytes(id);
+            return nb::bytes(bytes.data(), bytes.size());
+          },
+          nb::arg("id"))
+      .def(
+          "chat_prompt",
+          [](const Model& model, const nb::list& messages) {
+            std::vector<std::pair<std::string, std::string>> pairs;
+            for (const nb::handle message : messages) {
+              pairs.emplace_back(nb::cast<std::string>(message[0]),
+                                 nb::cast<std::string>(message[1]));
+            }
+            return model.chat().prompt(messages_read(pairs));
+          },
+          nb::arg("messages"), "Ids of [(role, text), …] up to where the assistant replies.")
       .def("chat_end_tokens", [](const Model& model) { return model.chat().end_tokens(); })
       .def("chat_lead", [](const Model& model) { return std::string(model.chat().reply_lead()); });
   module.def("model_load", &model_load, nb::arg("path"), nb::arg("device"), nb::arg("adapter"),

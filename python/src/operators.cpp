@@ -129,9 +129,9 @@ struct Plan {
   bool packs(std::initializer_list<const BatchedView*> tensors) const {
     const bool one_document = entry.layer.settings.summary == Summary::prompt &&
                               entry.layer.settings.method == MethodKind::lca;
-    return batch == 1 || (!one_document && std::all_of(tensors.begin(), tensors.end(), [](auto* tensor) {
-      return tensor->is_packed();
-    }));
+    return batch == 1 ||
+           (!one_document && std::all_of(tensors.begin(), tensors.end(),
+                                         [](auto* tensor) { return tensor->is_packed(); }));
   }
 
   /// Calls `call(spec, at, place)` once with at = −1 for all entries, or for each of them.
@@ -228,8 +228,7 @@ struct CondenseResult {
       : positional("rep_k", positional_, plan.batch),
         semantic("rep_v", semantic_, plan.batch),
         bias("rep_bias", bias_, plan.batch, bias_count(plan)),
-        scores("scores", scores_, plan.batch,
-               bias_count(plan) * plan.entry.layer.settings.group) {}
+        scores("scores", scores_, plan.batch, bias_count(plan) * plan.entry.layer.settings.group) {}
 
   CondenseOutputs at(std::int64_t entry) const {
     return {semantic.entry(entry), positional.entry(entry), bias.floats(entry),
@@ -246,8 +245,8 @@ void condense(const Plan& plan, const MaybeView& q_nope, const MaybeView& q_rope
               const MaybeView& scores, std::uintptr_t stream, std::uintptr_t workspace) {
   const CondenseViews in(plan, q_nope, q_rope, positional, semantic, w_uk);
   const CondenseResult out(plan, rep_positional, rep_semantic, bias, scores);
-  const bool together = plan.packs({&in.q_nope, &in.q_rope, &in.positional, &in.semantic,
-                                    &out.positional, &out.semantic});
+  const bool together = plan.packs(
+      {&in.q_nope, &in.q_rope, &in.positional, &in.semantic, &out.positional, &out.semantic});
   plan.run(together, stream, workspace,
            [&](const OperatorSpec& spec, std::int64_t at, const OperatorPlace& place) {
              operator_condense(spec, in.at(at), out.at(at), place);
@@ -278,13 +277,12 @@ void condense_backward(const Plan& plan, const MaybeView& q_nope, const MaybeVie
                                     &semantic_grad, &dq_nope, &dq_rope, &dpositional, &dsemantic});
   plan.run(together, stream, workspace,
            [&](const OperatorSpec& spec, std::int64_t at, const OperatorPlace& place) {
-             operator_condense_backward(
-                 spec, in.at(at), out.at(at),
-                 {semantic_grad.entry(at), positional_grad.entry(at),
-                  bias_grad.floats(at), bias_grad.doubles(at)},
-                 {dq_nope.entry(at), dq_rope.entry(at), dsemantic.entry(at), dpositional.entry(at),
-                  dw_uk, add},
-                 place);
+             operator_condense_backward(spec, in.at(at), out.at(at),
+                                        {semantic_grad.entry(at), positional_grad.entry(at),
+                                         bias_grad.floats(at), bias_grad.doubles(at)},
+                                        {dq_nope.entry(at), dq_rope.entry(at), dsemantic.entry(at),
+                                         dpositional.entry(at), dw_uk, add},
+                                        place);
            });
 }
 
@@ -294,8 +292,8 @@ void condense_backward(const Plan& plan, const MaybeView& q_nope, const MaybeVie
 struct AttendViews {
   AttendViews(const Plan& plan, const std::array<MaybeView, 8>& views, const MaybeView& bias_)
       : bias("rep_bias", bias_, plan.batch, bias_count(plan)) {
-    static constexpr std::array<const char*, 8> kNames = {
-        "q_nope", "q", "k_nope", "k", "v", "rep_k_nope", "rep_k", "rep_v"};
+    static constexpr std::array<const char*, 8> kNames = {"q_nope",     "q",     "k_nope", "k", "v",
+                                                          "rep_k_nope", "rep_k", "rep_v"};
     for (std::size_t i = 0; i < views.size(); ++i) {
       tensors[i] = BatchedView(kNames[i], views[i], plan.batch);
     }
@@ -312,7 +310,8 @@ struct AttendViews {
     return {{tensor(0, at), tensor(1, at)},
             {tensor(2, at), tensor(3, at), tensor(4, at)},
             {tensor(5, at), tensor(6, at), tensor(7, at)},
-            bias.floats(at), bias.doubles(at)};
+            bias.floats(at),
+            bias.doubles(at)};
   }
 
   AttendInputGrads grads(std::int64_t at) const {
@@ -320,7 +319,8 @@ struct AttendViews {
             tensor(1, at),
             {tensor(2, at), tensor(3, at), tensor(4, at)},
             {tensor(5, at), tensor(6, at), tensor(7, at)},
-            bias.floats(at), bias.doubles(at)};
+            bias.floats(at),
+            bias.doubles(at)};
   }
 
   std::array<BatchedView, 8> tensors;
@@ -353,8 +353,7 @@ void attend_backward(const Plan& plan, const std::array<MaybeView, 8>& inputs,
   const BatchedView result("out", out, plan.batch);
   const BatchedView result_grad("the gradient of out", out_grad, plan.batch);
   const DenseValues sums("lse", lse, plan.batch, lse_count(plan));
-  const bool together =
-      in.packs(plan) && grads.packs(plan) && plan.packs({&result, &result_grad});
+  const bool together = in.packs(plan) && grads.packs(plan) && plan.packs({&result, &result_grad});
   plan.run(together, stream, workspace,
            [&](const OperatorSpec& spec, std::int64_t at, const OperatorPlace& place) {
              operator_attend_backward(spec, in.inputs(at), result.entry(at), sums.floats(at),
@@ -369,11 +368,10 @@ void operators_bind(nb::module_& module) {
       .def_prop_ro("groups", &Plan::groups, "Representatives of one entry of the batch.");
   module.def(
       "plan",
-      [](bool mla, const std::vector<std::int64_t>& dims, const std::string& settings,
-         double scale, std::vector<double> frequencies, const std::string& rope_layout,
-         std::int64_t batch, std::int64_t tokens,
-         const std::optional<std::vector<std::int64_t>>& starts, const std::string& backend,
-         int device, bool deterministic, bool portable) {
+      [](bool mla, const std::vector<std::int64_t>& dims, const std::string& settings, double scale,
+         std::vector<double> frequencies, const std::string& rope_layout, std::int64_t batch,
+         std::int64_t tokens, const std::optional<std::vector<std::int64_t>>& starts,
+         const std::string& backend, int device, bool deterministic, bool portable) {
         std::array<std::int64_t, 6> widths{};
         std::copy_n(dims.begin(), std::min(dims.size(), widths.size()), widths.begin());
         return plan_make(mla, widths, settings, scale, std::move(frequencies), rope_layout, batch,
@@ -385,8 +383,9 @@ void operators_bind(nb::module_& module) {
       nb::arg("portable"),
       "dims: heads, kv_heads, d_nope, d_rope, d_latent, d_value. settings: \"group=16 …\".");
   module.def("workspace_bytes", &workspace_bytes, nb::arg("plan"), nb::arg("part"));
-  module.def("set_threads", [](int threads) { ContextPool::instance().set_threads(threads); },
-             nb::arg("threads"));
+  module.def(
+      "set_threads", [](int threads) { ContextPool::instance().set_threads(threads); },
+      nb::arg("threads"));
   module.def("condense", &condense, nb::arg("plan"), nb::arg("q_nope").none(), nb::arg("q_rope"),
              nb::arg("positional"), nb::arg("semantic"), nb::arg("w_uk").none(),
              nb::arg("rep_positional"), nb::arg("rep_semantic"), nb::arg("bias"),

@@ -40,8 +40,7 @@ nb::object array_of(std::vector<Value> values, std::vector<std::size_t> shape) {
   auto* kept = new std::vector<Value>(std::move(values));
   const nb::capsule owner(kept,
                           [](void* p) noexcept { delete static_cast<std::vector<Value>*>(p); });
-  return nb::cast(
-      nb::ndarray<nb::numpy, Value>(kept->data(), shape.size(), shape.data(), owner));
+  return nb::cast(nb::ndarray<nb::numpy, Value>(kept->data(), shape.size(), shape.data(), owner));
 }
 
 SessionPointer session_new(const std::shared_ptr<Model>& model,
@@ -124,8 +123,8 @@ SessionPointer session_fork(const PySession& self, std::optional<std::int64_t> l
   const PyCallback report(progress);
   return run_interruptible([&](const std::stop_token& stop) {
     return std::make_unique<PySession>(
-        self.context, self.session.fork(length.value_or(self.session.length()),
-                                        progress_of(report), stop));
+        self.context,
+        self.session.fork(length.value_or(self.session.length()), progress_of(report), stop));
   });
 }
 
@@ -141,20 +140,22 @@ void session_bind(nb::module_& module) {
       .def("mark", [](PySession& self) { self.session.mark(); })
       .def("marks", [](const PySession& self) { return self.session.marks(); })
       .def("truncate_floor", [](const PySession& self) { return self.session.truncate_floor(); })
-      .def("truncate",
-           [](PySession& self, std::int64_t length) { self.session.truncate(length); },
-           nb::arg("length"))
-      .def("keep_prefix",
-           [](PySession& self, const Ids& prompt) { return self.session.keep_prefix(prompt); },
-           nb::arg("prompt"))
+      .def(
+          "truncate", [](PySession& self, std::int64_t length) { self.session.truncate(length); },
+          nb::arg("length"))
+      .def(
+          "keep_prefix",
+          [](PySession& self, const Ids& prompt) { return self.session.keep_prefix(prompt); },
+          nb::arg("prompt"))
       .def("fork", &session_fork, nb::arg("length").none() = nb::none(),
            nb::arg("progress").none() = nb::none())
-      .def("save",
-           [](const PySession& self, const std::string& path) {
-             const nb::gil_scoped_release unlocked;
-             self.session.save(path);
-           },
-           nb::arg("path"))
+      .def(
+          "save",
+          [](const PySession& self, const std::string& path) {
+            const nb::gil_scoped_release unlocked;
+            self.session.save(path);
+          },
+          nb::arg("path"))
       .def_prop_ro("tokens", [](const PySession& self) { return self.session.tokens(); })
       .def_prop_ro("length", [](const PySession& self) { return self.session.length(); })
       .def_prop_ro("settings",

@@ -46,13 +46,14 @@ View view_of_array(const nb::object& object) {
   return view;
 }
 
-View view_of_memory(std::uintptr_t address, const std::string& dtype,
+View view_of_memory(const nb::object& owner, std::uintptr_t address, const std::string& dtype,
                     std::vector<std::int64_t> shape, std::vector<std::int64_t> stride) {
   View view;
   view.data = reinterpret_cast<void*>(address);
   view.dtype = dtype == "f32" ? DType::f32 : dtype == "f64" ? DType::f64 : DType::bf16;
   view.shape = std::move(shape);
   view.stride = std::move(stride);
+  view.owner = owner;
   return view;
 }
 
@@ -65,7 +66,8 @@ nb::object empty_bfloat16(const std::vector<std::size_t>& shape) {
   const nb::capsule owner(memory.release(), [](void* values) noexcept {
     delete[] static_cast<std::uint16_t*>(values);
   });
-  return nb::cast(nb::ndarray<>(data, shape.size(), shape.data(), owner, nullptr, kBfloat));
+  return nb::cast(
+      nb::ndarray<nb::array_api>(data, shape.size(), shape.data(), owner, nullptr, kBfloat));
 }
 
 /// A float32 copy of a view, dense.
@@ -112,8 +114,7 @@ std::string dims_text(const std::vector<std::int64_t>& dims) {
 
 }  // namespace
 
-BatchedView::BatchedView(std::string_view name, const std::optional<View>& view,
-                         std::int64_t batch)
+BatchedView::BatchedView(std::string_view name, const std::optional<View>& view, std::int64_t batch)
     : batch_(batch) {
   if (!view) return;
   const std::size_t dims = view->shape.size();
@@ -164,8 +165,8 @@ Tensor shared_view(std::string_view name, const std::optional<View>& view) {
   return tensor;
 }
 
-DenseValues::DenseValues(std::string_view name, const std::optional<View>& view,
-                         std::int64_t batch, std::int64_t count_)
+DenseValues::DenseValues(std::string_view name, const std::optional<View>& view, std::int64_t batch,
+                         std::int64_t count_)
     : count(count_) {
   if (!view) return;
   std::int64_t values = 1;
@@ -195,9 +196,9 @@ void views_bind(nb::module_& module) {
       .def_prop_ro("dtype", [](const View& view) { return dtype_name(view.dtype); });
   module.def("view_of_array", &view_of_array, nb::arg("array"),
              "The view of an array in host memory, by DLPack or the buffer protocol.");
-  module.def("view_of_memory", &view_of_memory, nb::arg("address"), nb::arg("dtype"),
-             nb::arg("shape"), nb::arg("stride"),
-             "The view of memory the caller keeps alive; strides in elements.");
+  module.def("view_of_memory", &view_of_memory, nb::arg("owner"), nb::arg("address"),
+             nb::arg("dtype"), nb::arg("shape"), nb::arg("stride"),
+             "The view of memory that `owner` keeps alive; strides in elements.");
   module.def("empty_bfloat16", &empty_bfloat16, nb::arg("shape"),
              "A new bfloat16 array for __dlpack__.");
   module.def("to_float32", &to_float32, nb::arg("view"), "A float32 numpy copy.");
