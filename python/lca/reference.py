@@ -117,11 +117,10 @@ def condense_groups(knobs, scale, query, semantic, positional, score_key, first_
 
 def summary_means(knobs, queries: Tensor, groups: range, prompt: int, first: int = 0) -> Tensor:
     """The mean summary query [m, H, D] of each group; queries[0] is at position `first`."""
-    means = []
-    for j in groups:
-        end = summary_end(knobs, j, prompt)
-        means.append(queries[max(0, end + 1 - knobs.summary_queries) - first : end + 1 - first].mean(0))
-    return torch.stack(means) if means else queries.new_zeros(0, *queries.shape[1:])
+    ends = torch.tensor([summary_end(knobs, j, prompt) for j in groups], dtype=torch.long, device=queries.device)
+    at = ends[:, None] - torch.arange(knobs.summary_queries, device=queries.device)
+    real = (at >= 0).to(queries.dtype)[..., None, None]
+    return (queries[(at - first).clamp(min=0)] * real).sum(1) / real.sum(1)
 
 
 def _condense(knobs, scale, queries, semantic, positional, score_key, frequencies):
