@@ -23,7 +23,7 @@ namespace lca::cpu {
 namespace {
 
 constexpr std::int64_t kMostChunks = 16;                     ///< of a document
-constexpr std::int64_t kChunkPairs = std::int64_t{1} << 19;  ///< at least, of one head
+constexpr std::int64_t kChunkPairs = std::int64_t{1} << 18;  ///< at least, of one head
 constexpr std::int64_t kMostRows = 3;
 
 /// Queries [first, end) of a document, and the rows of keys that they see.
