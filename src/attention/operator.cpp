@@ -5,6 +5,7 @@
 #include <array>
 #include <string_view>
 
+#include "attention/cpu/operator.h"
 #include "attention/layout.h"
 #include "attention/reference/operator.h"
 #include "core/error.h"
@@ -153,6 +154,7 @@ void operator_condense(const OperatorSpec& spec, const CondenseInputs& in,
     case Backend::reference:
       return reference::condense(spec, in, out);
     case Backend::cpu:
+      return cpu::condense(spec, in, out, *place.context);
     case Backend::cuda:
       fail_incompatible("this backend has no condensing operator");
   }
@@ -185,6 +187,7 @@ void operator_condense_backward(const OperatorSpec& spec, const CondenseInputs& 
     case Backend::reference:
       return reference::condense_backward(spec, in, out, out_grads, in_grads);
     case Backend::cpu:
+      return cpu::condense_backward(spec, in, out, out_grads, in_grads, *place.context);
     case Backend::cuda:
       fail_incompatible("this backend has no condensing operator");
   }
@@ -203,6 +206,7 @@ void operator_attend(const OperatorSpec& spec, const AttendInputs& in, const Att
     case Backend::reference:
       return reference::attend(spec, in, out);
     case Backend::cpu:
+      return cpu::attend(spec, in, out, *place.context);
     case Backend::cuda:
       fail_incompatible("this backend has no attending operator");
   }
@@ -231,6 +235,7 @@ void operator_attend_backward(const OperatorSpec& spec, const AttendInputs& in,
     case Backend::reference:
       return reference::attend_backward(spec, in, out_grad, in_grads);
     case Backend::cpu:
+      return cpu::attend_backward(spec, in, out, lse, out_grad, in_grads, *place.context);
     case Backend::cuda:
       fail_incompatible("this backend has no attending operator");
   }
