@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import TYPE_CHECKING
 
 from lca._lca import __version__
 from lca.operators import attend, attention, condense, mla_attend, mla_attention, mla_condense, set_threads
@@ -19,6 +20,12 @@ _LAZY = {
     "patch": "lca.patching", "override": "lca.patching", "unpatch": "lca.patching", "Cache": "lca.cache",
     "reference": "lca.reference",
 }
+
+if TYPE_CHECKING:
+    from lca import reference
+    from lca.cache import Cache
+    from lca.engine import Engine, Reply, Score, Session
+    from lca.patching import override, patch, unpatch
 
 __all__ = ["Cache", "Engine", "Reply", "Score", "Session", "__version__", "attend", "attention", "condense",
            "mla_attend", "mla_attention", "mla_condense", "override", "patch", "reference", "set_threads",

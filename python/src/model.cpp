@@ -134,7 +134,9 @@ std::vector<Settings> settings_change(std::vector<Settings> base, const std::str
 void model_bind(nb::module_& module) {
   module.def(
       "settings_preset",
-      [](const std::string& name) { return settings_list({settings_preset(name)})[0]; },
+      [](const std::string& name) {
+        return nb::cast<nb::dict>(settings_list({settings_preset(name)})[0]);
+      },
       nb::arg("name"), "The settings of preset paper, training or training-free.");
   module.def(
       "settings_check",
