@@ -6,6 +6,8 @@ k_nope) is None in GQA. The kernels run on the current stream and take their scr
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -76,6 +78,9 @@ def _backend_of(backend, tensor):
     return backend
 
 
+_workspace_bytes = functools.lru_cache(maxsize=4096)(_lca.workspace_bytes)
+
+
 class _Run:
     """One call: its plan, and where it runs."""
 
@@ -97,7 +102,7 @@ class _Run:
             return function(self.plan, *args)
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream(self.device).cuda_stream
-            scratch = torch.empty(_lca.workspace_bytes(self.plan, part), dtype=torch.uint8, device=self.device)
+            scratch = torch.empty(_workspace_bytes(self.plan, part), dtype=torch.uint8, device=self.device)
             return function(self.plan, *args, stream=stream, workspace=scratch.data_ptr())
 
 
@@ -311,13 +316,23 @@ def _knobs(call):
             _host_tensor(call.rope_frequencies, torch.float32), call.rope_layout, call.backend)
 
 
+def _autocast(*tensors):
+    """The tensors in the type that autocast asks for, where it is on."""
+    device = tensors[1].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor if tensor is None or tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
 def condense(q_nope, q_rope, positional, semantic, w_uk, call):
+    q_nope, q_rope, positional, semantic, w_uk = _autocast(q_nope, q_rope, positional, semantic, w_uk)
     return torch.ops.lca.condense(q_nope, q_rope, positional, semantic, w_uk, *_knobs(call))[:3]
 
 
 def attend(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v, rep_bias, call):
-    out, lse = torch.ops.lca.attend(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v, rep_bias,
-                                    *_knobs(call))
+    tensors = _autocast(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v)
+    out, lse = torch.ops.lca.attend(*tensors, rep_bias, *_knobs(call))
     return out, lse.detach()
 
 

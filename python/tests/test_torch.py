@@ -218,6 +218,17 @@ def test_activation_checkpointing_gives_the_same_gradients(reentrant):
         assert torch.equal(one, other)
 
 
+@needs_cpu
+@pytest.mark.parametrize("mla", [False, True])
+def test_autocast_runs_in_its_own_type(mla):
+    block = Block(mla)
+    x = torch.randn(2, 40, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = block_grads(block, block, x)
+    for one, other in zip(ours, block_grads(block, block, x)):
+        assert one.dtype == torch.float32 and difference(one, other) < 0.1
+
+
 # --- memory -----------------------------------------------------------------------------------------------------
 
 COPIES = ("aten::copy_", "aten::clone", "aten::contiguous", "aten::_to_copy", "aten::to")
