@@ -5,6 +5,7 @@
 #include <array>
 #include <string_view>
 
+#include "attention/cuda/operator.h"
 #include "attention/layout.h"
 #include "attention/reference/operator.h"
 #include "core/error.h"
@@ -141,8 +142,9 @@ void operator_condense(const OperatorSpec& spec, const CondenseInputs& in,
   switch (place.backend) {
     case Backend::reference:
       return reference::condense(spec, in, out);
-    case Backend::cpu:
     case Backend::cuda:
+      return cuda::operator_condense(spec, in, out, place);
+    case Backend::cpu:
       fail_incompatible("this backend has no condensing operator");
   }
 }
@@ -172,8 +174,9 @@ void operator_condense_backward(const OperatorSpec& spec, const CondenseInputs& 
   switch (place.backend) {
     case Backend::reference:
       return reference::condense_backward(spec, in, out, out_grads, in_grads);
-    case Backend::cpu:
     case Backend::cuda:
+      return cuda::operator_condense_backward(spec, in, out, out_grads, in_grads, place);
+    case Backend::cpu:
       fail_incompatible("this backend has no condensing operator");
   }
 }
@@ -188,8 +191,9 @@ void operator_attend(const OperatorSpec& spec, const AttendInputs& in, const Att
   switch (place.backend) {
     case Backend::reference:
       return reference::attend(spec, in, out);
-    case Backend::cpu:
     case Backend::cuda:
+      return cuda::operator_attend(spec, in, out, place);
+    case Backend::cpu:
       fail_incompatible("this backend has no attending operator");
   }
 }
@@ -213,15 +217,17 @@ void operator_attend_backward(const OperatorSpec& spec, const AttendInputs& in,
   switch (place.backend) {
     case Backend::reference:
       return reference::attend_backward(spec, in, out, lse, out_grad, in_grads);
-    case Backend::cpu:
     case Backend::cuda:
+      return cuda::operator_attend_backward(spec, in, out, lse, out_grad, in_grads, place);
+    case Backend::cpu:
       fail_incompatible("this backend has no attending operator");
   }
 }
 
-std::size_t operator_workspace_bytes(const OperatorSpec& spec, OperatorPart, const OperatorPlace&) {
+std::size_t operator_workspace_bytes(const OperatorSpec& spec, OperatorPart part,
+                                     const OperatorPlace& place) {
   spec.validate();
-  return 0;
+  return place.backend == Backend::cuda ? cuda::operator_workspace_bytes(spec, part, place) : 0;
 }
 
 }  // namespace lca
