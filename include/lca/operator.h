@@ -52,17 +52,19 @@ struct CondenseInputs {
 
 /// The m representatives. `scores` is what the backward pass needs to follow the same choices.
 struct CondenseOutputs {
-  Tensor semantic;          ///< [m,KV,d_semantic]
-  Tensor positional;        ///< [m,KV,d_positional], at the position they are kept at
-  float* bias = nullptr;    ///< [m,KV]: 0, log g or b_j
-  float* scores = nullptr;  ///< [m,KV,g], reduced over heads; null: not wanted
+  Tensor semantic;             ///< [m,KV,d_semantic]
+  Tensor positional;           ///< [m,KV,d_positional], at the position they are kept at
+  float* bias = nullptr;       ///< [m,KV]: 0, log g or b_j
+  float* scores = nullptr;     ///< [m,KV,g], reduced over heads; null: not wanted
+  double* bias_f64 = nullptr;  ///< reference: written in place of `bias` where it is not null
 };
 
 /// Gradients of the outputs of condensation.
 struct CondenseOutputGrads {
-  ConstTensor semantic;         ///< [m,KV,d_semantic]
-  ConstTensor positional;       ///< [m,KV,d_positional]
-  const float* bias = nullptr;  ///< [m,KV]; null where mass is not `score`
+  ConstTensor semantic;              ///< [m,KV,d_semantic]
+  ConstTensor positional;            ///< [m,KV,d_positional]
+  const float* bias = nullptr;       ///< [m,KV]; null where mass is not `score`
+  const double* bias_f64 = nullptr;  ///< reference: read in place of `bias` where it is not null
 };
 
 /// Gradients of the inputs of condensation; a tensor without memory is not wanted. Rows that no
@@ -92,15 +94,17 @@ struct HeadEntries {
 };
 
 struct AttendInputs {
-  Queries queries;              ///< rotated at token positions
-  HeadEntries exact;            ///< n rows
-  HeadEntries groups;           ///< m rows, keys as they are kept
-  const float* bias = nullptr;  ///< [m,KV], added to the logits of representatives; null: 0
+  Queries queries;                   ///< rotated at token positions
+  HeadEntries exact;                 ///< n rows
+  HeadEntries groups;                ///< m rows, keys as they are kept
+  const float* bias = nullptr;       ///< [m,KV], added to the logits of representatives; null: 0
+  const double* bias_f64 = nullptr;  ///< reference: read in place of `bias` where it is not null
 };
 
 struct AttendOutputs {
-  Tensor out;            ///< [n,H,d_v]
-  float* lse = nullptr;  ///< [n,H], natural log
+  Tensor out;                 ///< [n,H,d_v]
+  float* lse = nullptr;       ///< [n,H], natural log; only the reference takes null
+  double* lse_f64 = nullptr;  ///< reference: written as well where it is not null
 };
 
 /// Gradients of keys and values; a tensor without memory is not wanted.
@@ -111,7 +115,8 @@ struct HeadEntryGrads {
 struct AttendInputGrads {
   Tensor q_nope, q_rope;
   HeadEntryGrads exact, groups;
-  float* bias = nullptr;  ///< [m,KV]; null: not wanted
+  float* bias = nullptr;       ///< [m,KV]; null: not wanted
+  double* bias_f64 = nullptr;  ///< reference: written in place of `bias` where it is not null
 };
 
 /// Every query attends to the sink, the representatives and the window it sees. With method `dense`
@@ -119,7 +124,8 @@ struct AttendInputGrads {
 void operator_attend(const OperatorSpec& spec, const AttendInputs& in, const AttendOutputs& out,
                      const OperatorPlace& place);
 
-/// `out` and `lse` are those of the forward pass. No gradient flows from `lse`.
+/// `out` and `lse` are those of the forward pass (the reference computes its own and takes null).
+/// No gradient flows from `lse`.
 void operator_attend_backward(const OperatorSpec& spec, const AttendInputs& in,
                               const ConstTensor& out, const float* lse, const ConstTensor& out_grad,
                               const AttendInputGrads& in_grads, const OperatorPlace& place);

@@ -41,6 +41,13 @@ void check_wanted(std::string_view name, const Tensor& tensor, const Dims& wante
   if (!tensor.empty()) check_view(name, tensor, wanted, backend);
 }
 
+/// Doubles in place of floats are for the reference alone.
+void check_double(std::string_view name, const double* values, Backend backend) {
+  if (values != nullptr && backend != Backend::reference) {
+    fail_input("{} is f64; this backend takes f32", name);
+  }
+}
+
 /// Shapes of all tensors of a call.
 struct Shapes {
   explicit Shapes(const OperatorSpec& spec)
@@ -80,7 +87,10 @@ void check_condense(const Shapes& shapes, const CondenseInputs& in, const Conden
   check_view(shapes.mla ? "rep_c" : "rep_v", out.semantic, shapes.semantic(shapes.m), backend);
   check_view(shapes.mla ? "rep_k_rope" : "rep_k", out.positional, shapes.positional(shapes.m),
              backend);
-  if (shapes.m > 0 && out.bias == nullptr) fail_input("rep_bias has no memory");
+  if (shapes.m > 0 && out.bias == nullptr && out.bias_f64 == nullptr) {
+    fail_input("rep_bias has no memory");
+  }
+  check_double("rep_bias", out.bias_f64, backend);
 }
 
 void check_entries(const Shapes& shapes, const HeadEntries& entries, std::int64_t rows,
@@ -103,6 +113,7 @@ void check_attend(const Shapes& shapes, const AttendInputs& in, Backend backend)
   check_queries(shapes, in.queries, backend);
   check_entries(shapes, in.exact, shapes.n, backend);
   check_entries(shapes, in.groups, shapes.m, backend);
+  check_double("rep_bias", in.bias_f64, backend);
 }
 
 void check_place(const OperatorPlace& place) {
@@ -163,6 +174,7 @@ void operator_condense_backward(const OperatorSpec& spec, const CondenseInputs& 
              place.backend);
   check_view("the gradient of rep_k", out_grads.positional, shapes.positional(shapes.m),
              place.backend);
+  check_double("the gradient of rep_bias", out_grads.bias_f64, place.backend);
   if (shapes.mla)
     check_wanted("the gradient of q_nope", in_grads.q_nope, shapes.q_nope, place.backend);
   check_wanted("the gradient of q", in_grads.q_rope, shapes.q_rope, place.backend);
@@ -188,6 +200,8 @@ void operator_attend(const OperatorSpec& spec, const AttendInputs& in, const Att
   const Shapes shapes(spec);
   check_attend(shapes, in, place.backend);
   check_view("out", out.out, {shapes.n, shapes.shape.heads, shapes.shape.d_value}, place.backend);
+  check_double("lse", out.lse_f64, place.backend);
+  if (out.lse == nullptr && place.backend != Backend::reference) fail_input("lse has no memory");
   switch (place.backend) {
     case Backend::reference:
       return reference::attend(spec, in, out);
@@ -208,7 +222,10 @@ void operator_attend_backward(const OperatorSpec& spec, const AttendInputs& in,
   const Dims out_dims{shapes.n, shapes.shape.heads, shapes.shape.d_value};
   check_view("out", out, out_dims, place.backend);
   check_view("the gradient of out", out_grad, out_dims, place.backend);
-  if (lse == nullptr) fail_input("the backward pass needs the lse that the forward pass wrote");
+  check_double("the gradient of rep_bias", in_grads.bias_f64, place.backend);
+  if (lse == nullptr && place.backend != Backend::reference) {
+    fail_input("the backward pass needs the lse that the forward pass wrote");
+  }
   if (shapes.mla)
     check_wanted("the gradient of q_nope", in_grads.q_nope, shapes.q_nope, place.backend);
   check_wanted("the gradient of q", in_grads.q_rope, shapes.q_rope, place.backend);
@@ -216,7 +233,7 @@ void operator_attend_backward(const OperatorSpec& spec, const AttendInputs& in,
   check_entry_grads(shapes, in_grads.groups, shapes.m, place.backend);
   switch (place.backend) {
     case Backend::reference:
-      return reference::attend_backward(spec, in, out, lse, out_grad, in_grads);
+      return reference::attend_backward(spec, in, out_grad, in_grads);
     case Backend::cuda:
       return cuda::operator_attend_backward(spec, in, out, lse, out_grad, in_grads, place);
     case Backend::cpu:

@@ -10,8 +10,8 @@ void condense_backward(const OperatorSpec& spec, const CondenseInputs& in,
                        const CondenseOutputs& out, const CondenseOutputGrads& out_grads,
                        const CondenseInputGrads& in_grads);
 void attend(const OperatorSpec& spec, const AttendInputs& in, const AttendOutputs& out);
-void attend_backward(const OperatorSpec& spec, const AttendInputs& in, const ConstTensor& out,
-                     const float* lse, const ConstTensor& out_grad,
+/// The output of the forward pass and its lse are computed again.
+void attend_backward(const OperatorSpec& spec, const AttendInputs& in, const ConstTensor& out_grad,
                      const AttendInputGrads& in_grads);
 
 }  // namespace lca::reference
