@@ -2,8 +2,7 @@
 
 #include "attention/cuda/operator.h"
 
-#include <algorithm>
-
+#include "attention/cuda/backward/backward.h"
 #include "attention/cuda/operator_parts.h"
 #include "attention/cuda/prefill/prefill.h"
 #include "attention/rotate.h"
@@ -52,6 +51,55 @@ Prefill attend_problem(const OperatorSpec& spec, const AttendInputs& in) {
   return problem;
 }
 
+Kernels operator_kernels(const OperatorPlace& place) {
+  return place.portable ? Kernels::portable : Kernels::fast;
+}
+
+GradRows grad_rows(const Tensor& tensor) {
+  return {static_cast<bf16*>(tensor.data), tensor.stride[0], tensor.stride[1]};
+}
+
+KeyGrads key_grads(const HeadEntryGrads& grads) {
+  return {grad_rows(grads.k_nope), grad_rows(grads.k_rope), grad_rows(grads.value)};
+}
+
+/// Inputs and gradients of a spec's shapes, all wanted, without memory.
+AttendInputs inputs_shaped(const OperatorSpec& spec) {
+  const AttentionShape& shape = spec.layer.shape;
+  const std::int64_t n = spec.tokens();
+  const bool mla = shape.form == Form::mla;
+  const auto tensor = [](std::int64_t rows, std::int64_t heads, std::int64_t width) {
+    return ConstTensor(nullptr, DType::bf16, {rows, heads, width});
+  };
+  const auto entries = [&](std::int64_t rows) {
+    HeadEntries of;
+    if (mla) of.k_nope = tensor(rows, shape.heads, shape.d_nope);
+    of.k_rope = tensor(rows, shape.kv_heads, shape.d_rope);
+    of.value = tensor(rows, mla ? shape.heads : shape.kv_heads, shape.d_value);
+    return of;
+  };
+  AttendInputs in;
+  if (mla) in.queries.nope = tensor(n, shape.heads, shape.d_nope);
+  in.queries.rope = tensor(n, shape.heads, shape.d_rope);
+  in.exact = entries(n);
+  in.groups = entries(spec.groups());
+  return in;
+}
+
+std::size_t backward_bytes(const OperatorSpec& spec, const OperatorPlace& place) {
+  const AttentionShape& shape = spec.layer.shape;
+  PrefillBackward problem;
+  problem.forward = attend_problem(spec, inputs_shaped(spec));
+  problem.dout = head_rows(nullptr, shape.heads, shape.d_value);
+  return backward_workspace_bytes(problem, operator_runs(spec), operator_kernels(place));
+}
+
+void out_check(const ConstTensor& out, const AttentionShape& shape) {
+  if (out.stride[1] != shape.d_value || out.stride[0] != shape.heads * shape.d_value) {
+    fail_input("out must be contiguous on the GPU");
+  }
+}
+
 }  // namespace
 
 RotationView OperatorCall::rotation(std::uint64_t* steps) const {
@@ -75,20 +123,20 @@ std::vector<PrefillRun> operator_runs(const OperatorSpec& spec) {
   return runs;
 }
 
-std::size_t attend_space_bytes(const OperatorSpec& spec, const OperatorPlace&, bool backward) {
-  if (backward) fail_incompatible("the backward pass of attention is not here yet");
+std::size_t attend_space_bytes(const OperatorSpec& spec, const OperatorPlace& place,
+                               bool backward) {
   DeviceCarver carver;
-  carve_attend(spec, prefill_workspace_bytes(spec.starts.size() - 1), carver);
+  carve_attend(
+      spec,
+      backward ? backward_bytes(spec, place) : prefill_workspace_bytes(spec.starts.size() - 1),
+      carver);
   return carver.used();
 }
 
 void operator_attend(const OperatorSpec& spec, const AttendInputs& in, const AttendOutputs& out,
                      const OperatorPlace& place) {
-  const AttentionShape& shape = spec.layer.shape;
   const OperatorCall call(spec, place);
-  if (out.out.stride[1] != shape.d_value || out.out.stride[0] != shape.heads * shape.d_value) {
-    fail_input("out must be contiguous on the GPU");
-  }
+  out_check(out.out, spec.layer.shape);
   const std::vector<PrefillRun> runs = operator_runs(spec);
   DeviceCarver carver(place.workspace);
   const AttendSpace space = carve_attend(spec, prefill_workspace_bytes(runs.size()), carver);
@@ -96,8 +144,28 @@ void operator_attend(const OperatorSpec& spec, const AttendInputs& in, const Att
   problem.rotation = call.rotation(space.steps);
   problem.out = static_cast<bf16*>(out.out.data);
   problem.lse = out.lse;
-  prefill(problem, runs, space.scratch, place.portable ? Kernels::portable : Kernels::fast,
-          call.queue);
+  prefill(problem, runs, space.scratch, operator_kernels(place), call.queue);
+}
+
+void operator_attend_backward(const OperatorSpec& spec, const AttendInputs& in,
+                              const ConstTensor& out, const float* lse, const ConstTensor& out_grad,
+                              const AttendInputGrads& in_grads, const OperatorPlace& place) {
+  const OperatorCall call(spec, place);
+  out_check(out, spec.layer.shape);
+  DeviceCarver carver(place.workspace);
+  const AttendSpace space = carve_attend(spec, backward_bytes(spec, place), carver);
+  PrefillBackward problem;
+  problem.forward = attend_problem(spec, in);
+  problem.forward.rotation = call.rotation(space.steps);
+  problem.forward.out = static_cast<bf16*>(const_cast<void*>(out.data));  // it is read alone
+  problem.forward.lse = const_cast<float*>(lse);
+  problem.dout = operator_rows(out_grad);
+  problem.q_nope = grad_rows(in_grads.q_nope);
+  problem.q_rope = grad_rows(in_grads.q_rope);
+  problem.exact = key_grads(in_grads.exact);
+  problem.groups = key_grads(in_grads.groups);
+  problem.dbias = in_grads.bias;
+  backward(problem, operator_runs(spec), space.scratch, operator_kernels(place), call.queue);
 }
 
 std::size_t operator_workspace_bytes(const OperatorSpec& spec, OperatorPart part,

@@ -112,9 +112,8 @@ class CondenseCall {
       job.grad_semantic = operator_rows(out_grads.semantic);
       job.grad_positional = operator_rows(out_grads.positional);
       job.grad_bias = out_grads.bias;
-      job.semantic = operator_rows(grads.semantic);
+      job.semantic = group_rows(operator_rows(grads.semantic));
       job.positional = group_rows(operator_rows(grads.positional));
-      job.semantic = group_rows(job.semantic);
       job.accumulate = grads.accumulate;
       if (queries || weights) {
         job.summary_semantic = space_.summary_semantic;
