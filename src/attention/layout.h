@@ -133,6 +133,17 @@ struct BasicLayout {
     return {groups(n), {0, sink_end}, {sink_end + dropped(n), n}};
   }
 
+  /// The queries of a document of n tokens that see token i, and those that see representative j:
+  /// `visible` turned round.
+  LCA_HOST_DEVICE constexpr BasicRange<Int> token_queries(Int i, Int n) const {
+    if (i < sink || method == MethodKind::dense) return {i, n};
+    const Int end = method == MethodKind::lca ? group_exit((i - sink) / group) : i + window;
+    return {i, end < n ? end : n};
+  }
+  LCA_HOST_DEVICE constexpr BasicRange<Int> group_queries(Int j, Int n) const {
+    return {group_exit(j), n};
+  }
+
   /// Pairs of a query and something it sees, over queries 0 … n−1.
   Int pairs(Int n) const;
 };
