@@ -175,14 +175,23 @@ class CondenseCall {
     if (w.stride[1] == shape_.d_latent && (w.stride[0] == head || shape_.heads == 1)) {
       return static_cast<const bf16*>(w.data);
     }
-    constexpr std::size_t kSize = sizeof(bf16);
-    const auto width = static_cast<std::size_t>(shape_.d_latent) * kSize;
-    for (std::int64_t h = 0; h < shape_.heads; ++h) {
-      check(cudaMemcpy2DAsync(space_.w_uk + h * head, width, w.row(h),
-                              static_cast<std::size_t>(w.stride[1]) * kSize, width,
-                              static_cast<std::size_t>(shape_.d_nope), cudaMemcpyDeviceToDevice,
-                              call_.queue),
-            "copying w_uk");
+    // Rows of `width` values at strides. A head's rows mostly have no gaps: heads are rows then.
+    const auto copy = [&](const void* from, std::int64_t stride, std::int64_t width,
+                          std::int64_t rows, bf16* to) {
+      const auto bytes = [](std::int64_t values) {
+        return static_cast<std::size_t>(values) * sizeof(bf16);
+      };
+      check(
+          cudaMemcpy2DAsync(to, bytes(width), from, bytes(stride), bytes(width),
+                            static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice, call_.queue),
+          "copying w_uk");
+    };
+    if (w.stride[1] == shape_.d_latent && w.stride[0] >= head) {
+      copy(w.data, w.stride[0], head, shape_.heads, space_.w_uk);
+    } else {
+      for (std::int64_t h = 0; h < shape_.heads; ++h) {
+        copy(w.row(h), w.stride[1], shape_.d_latent, shape_.d_nope, space_.w_uk + h * head);
+      }
     }
     return space_.w_uk;
   }
