@@ -206,14 +206,16 @@ Timed bench_condense(const BenchSetup& setup, std::int64_t length, CondenseWork 
     job.shape = shape;
     job.settings = settings;
     job.scale = static_cast<float>(setup.spec.softmax_scale());
-    job.semantic = inputs.random(rows * shape.d_semantic());
-    job.positional = inputs.random(rows * shape.d_positional());
+    job.semantic =
+        head_rows(inputs.random(rows * shape.d_semantic()), shape.kv_heads, shape.d_semantic());
+    job.positional =
+        head_rows(inputs.random(rows * shape.d_positional()), shape.kv_heads, shape.d_positional());
     job.summary = mla ? summary : means[set].rope;
     job.one_summary = one;
     job.count = groups;
     job.rotation = rotation;
-    job.out_semantic = out_semantic;
-    job.out_positional = out_positional;
+    job.out_semantic = out_rows(out_semantic, shape.kv_heads, shape.d_semantic());
+    job.out_positional = out_rows(out_positional, shape.kv_heads, shape.d_positional());
     job.out_bias = out_bias;
   }
   return time_graph(stream, sets, 200, [&](int index) {

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "attention/cpu/operator.h"
+#include "attention/cuda/operator.h"
 #include "attention/layout.h"
 #include "attention/reference/operator.h"
 #include "core/error.h"
@@ -156,7 +157,7 @@ void operator_condense(const OperatorSpec& spec, const CondenseInputs& in,
     case Backend::cpu:
       return cpu::condense(spec, in, out, *place.context);
     case Backend::cuda:
-      fail_incompatible("this backend has no condensing operator");
+      return cuda::operator_condense(spec, in, out, place);
   }
 }
 
@@ -189,7 +190,7 @@ void operator_condense_backward(const OperatorSpec& spec, const CondenseInputs& 
     case Backend::cpu:
       return cpu::condense_backward(spec, in, out, out_grads, in_grads, *place.context);
     case Backend::cuda:
-      fail_incompatible("this backend has no condensing operator");
+      return cuda::operator_condense_backward(spec, in, out, out_grads, in_grads, place);
   }
 }
 
@@ -208,7 +209,7 @@ void operator_attend(const OperatorSpec& spec, const AttendInputs& in, const Att
     case Backend::cpu:
       return cpu::attend(spec, in, out, *place.context);
     case Backend::cuda:
-      fail_incompatible("this backend has no attending operator");
+      return cuda::operator_attend(spec, in, out, place);
   }
 }
 
@@ -237,13 +238,14 @@ void operator_attend_backward(const OperatorSpec& spec, const AttendInputs& in,
     case Backend::cpu:
       return cpu::attend_backward(spec, in, out, lse, out_grad, in_grads, *place.context);
     case Backend::cuda:
-      fail_incompatible("this backend has no attending operator");
+      return cuda::operator_attend_backward(spec, in, out, lse, out_grad, in_grads, place);
   }
 }
 
-std::size_t operator_workspace_bytes(const OperatorSpec& spec, OperatorPart, const OperatorPlace&) {
+std::size_t operator_workspace_bytes(const OperatorSpec& spec, OperatorPart part,
+                                     const OperatorPlace& place) {
   spec.validate();
-  return 0;
+  return place.backend == Backend::cuda ? cuda::operator_workspace_bytes(spec, part, place) : 0;
 }
 
 }  // namespace lca

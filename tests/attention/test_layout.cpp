@@ -11,6 +11,8 @@
 #include <deque>
 #include <vector>
 
+#include "support/random.h"
+
 namespace lca {
 namespace {
 
@@ -216,6 +218,26 @@ TEST(Layout, AGroupIsScoredByTheLastQueriesAtItsExitOrAtThePromptsEnd) {
       }
     }
   });
+}
+
+TEST(Layout, AQueryScoresTheGroupsWhoseRangeHoldsIt) {
+  test::Random random(214);
+  for (int draw = 0; draw < 200; ++draw) {
+    Settings settings;
+    settings.group = random.integer(1, 9);
+    settings.window = random.integer(1, 20);
+    settings.sink = random.integer(0, 5);
+    settings.summary_queries = random.integer(1, 40);
+    const Layout layout(settings);
+    const std::int64_t count = layout.groups(120);
+    for (std::int64_t t = 0; t < 120; ++t) {
+      const Range scored = layout.summary_groups(t, count);
+      for (std::int64_t j = 0; j < count; ++j) {
+        ASSERT_EQ(scored.contains(j), layout.summary_range(j, 0).contains(t))
+            << "query " << t << ", group " << j;
+      }
+    }
+  }
 }
 
 TEST(Layout, DroppedTokensAreThoseAfterTheSinkThatAreNotExact) {

@@ -33,26 +33,26 @@ __device__ inline uint4 load_now(const bf16* from) {
 /// G rows of W values in the registers of a warp. A row is W/8 vectors of 16 bytes; kLanes
 /// consecutive lanes read kLanes consecutive vectors of one row, so one load of the whole warp
 /// covers kRows rows (1 where a row is wider than a warp's 512 bytes). Lane l holds, of rows
-/// l / kLanes + k·kRows (k < kLoads), vectors l % kLanes + a·kLanes (a < kAcross).
+/// l / kLanes + k·kRows (k < kLoads), vectors l % kLanes + a·kLanes (a < kAcross). Where a load
+/// covers more rows than there are, lanes beyond the last begin again with the first: their scores
+/// count for nothing, and their weights are 0.
 template <int W, int G>
 struct Tile {
   static constexpr int kLanes = W / 8 < 32 ? W / 8 : 32;
   static constexpr int kRows = 32 / kLanes;
-  static constexpr int kLoads = G / kRows;
+  static constexpr int kLoads = G < kRows ? 1 : G / kRows;
   static constexpr int kAcross = W / 8 / kLanes;
-  static_assert(kLanes * kAcross * 8 == W && kLoads * kRows == G);
+  static_assert(kLanes * kAcross * 8 == W && (kLoads * kRows == G || kRows % G == 0));
 
   uint4 raw[kLoads][kAcross];
 
-  __device__ void load(const bf16* first, int stride, int lane) {
-    const bf16* from =
-        first + static_cast<std::int64_t>(lane / kLanes) * stride + lane % kLanes * 8;
+  __device__ void load(const bf16* first, std::int64_t stride, int lane) {
+    const bf16* from = first + lane / kLanes % G * stride + lane % kLanes * 8;
 #pragma unroll
     for (int k = 0; k < kLoads; ++k) {
 #pragma unroll
-      for (int a = 0; a < kAcross; ++a) {
-        raw[k][a] = load_now(from + static_cast<std::int64_t>(k * kRows) * stride + a * kLanes * 8);
-      }
+      for (int a = 0; a < kAcross; ++a) raw[k][a] = load_now(from + a * kLanes * 8);
+      from += kRows * stride;
     }
   }
 
@@ -161,7 +161,8 @@ struct Tile {
       }
 #pragma unroll
       for (int k = 0; k < kLoads; ++k) {
-        const float weight = how == Pool::mean ? 1.0f / G : alpha[k * kRows + lane / kLanes];
+        const int row = k * kRows + lane / kLanes;
+        const float weight = how == Pool::mean ? (row < G ? 1.0f / G : 0.0f) : alpha[row];
 #pragma unroll
         for (int a = 0; a < kAcross; ++a) {
           float x[8];
