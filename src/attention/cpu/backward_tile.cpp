@@ -92,6 +92,7 @@ class BackwardWork {
       sink[r] = apart ? v.sink : Range{};
       window[r] = apart ? v.window : Range{0, v.window.end};
       groups[r] = {0, v.groups};
+      alone_[r] = v.pairs() == 1;
     }
     Segment(t_.tokens, t_.sink, sink, far_, false);
     Segment(t_.tokens, t_.window, window, rope_, false);
@@ -238,7 +239,7 @@ class BackwardWork {
       VF x = hn::MulSub(hn::LoadU(d, p_row + i), scale, lse);
       if (bias != nullptr) x = hn::MulAdd(hn::LoadU(d, bias + i), log2e, x);
       VF p = Exp2(x);
-      VF ds = hn::Mul(p, hn::Sub(hn::LoadU(d, ds_row + i), delta));
+      VF ds = alone_[r] ? hn::Zero(d) : hn::Mul(p, hn::Sub(hn::LoadU(d, ds_row + i), delta));
       if (i < span.begin || i + lanes > span.end) {
         const auto index = hn::Iota(di, static_cast<std::int32_t>(i));
         const auto from = hn::Set(di, static_cast<std::int32_t>(span.begin));
@@ -332,6 +333,7 @@ class BackwardWork {
   std::int64_t difference_ = 0;
   PackedQueries nope_, rope_, far_, dout_;
   float *p_, *ds_, *lse_, *delta_;
+  bool alone_[kTileRows];  // rows that see one key: its probability is 1, whatever its score
   float *row_, *angles_;
 };
 
