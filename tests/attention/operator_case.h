@@ -51,7 +51,8 @@ class Grid {
 struct OperatorCase {
   OperatorSpec spec;
   DType dtype = DType::f32;
-  bool accumulate = false;  ///< gradients of condensation are added to what is there
+  DType out_dtype = DType::f32;  ///< of attention's output
+  bool accumulate = false;       ///< gradients of condensation are added to what is there
   Grid q_nope, q_rope, semantic, positional, w_uk;
   Grid rep_semantic_grad, rep_positional_grad;
   std::vector<float> rep_bias_grad;  ///< empty where mass is not `score`

@@ -92,6 +92,7 @@ class BackwardWork {
       sink[r] = apart ? v.sink : Range{};
       window[r] = apart ? v.window : Range{0, v.window.end};
       groups[r] = {0, v.groups};
+      alone_[r] = v.pairs() == 1;
     }
     Segment(t_.tokens, t_.sink, sink, far_, false);
     Segment(t_.tokens, t_.window, window, rope_, false);
@@ -183,25 +184,27 @@ class BackwardWork {
     AddKeys(sums, key - sums.first, block, span, rope);
   }
 
-  /// S and dP, where some row of a call sees the key.
+  /// S and dP, where some row of a call sees the key: one panel at a time, which stays in the
+  /// first-level cache while the rows go by.
   void Scores(const BackwardKeys& keys, std::int64_t key, std::int64_t block, const Range* hull,
               const PackedQueries& rope) {
     for (std::int64_t panel = 0; panel < block; panel += kPanel) {
-      const float* k_nope = keys.nope + (key + panel) * t_.d_nope;
-      const float* k_rope = keys.rope + (key + panel) * t_.d_rope;
-      const float* values = keys.values + (key + panel) * t_.d_value;
-      for (std::int64_t r0 = 0; r0 < t_.rows; r0 += kRows) {
-        const Range& together = hull[r0 / kRows];
-        if (together.end <= panel || panel + kPanel <= together.begin) continue;
-        const std::int64_t from = std::max<std::int64_t>(0, together.begin - panel);
-        const std::int64_t to = std::min(kPanel, together.end - panel);
-        const std::int64_t at = r0 * kBackwardKeys + panel;
-        Columns({nope_.packed + r0 * nope_.packed_width(), k_nope, t_.d_nope,
-                 rope.packed + r0 * rope.packed_width(), k_rope, t_.d_rope},
-                from, to, p_ + at);
-        Columns({nullptr, nullptr, 0, dout_.packed + r0 * dout_.packed_width(), values, t_.d_value},
-                from, to, ds_ + at);
-      }
+      const std::int64_t at = key + panel;
+      Panel(nope_, keys.nope + at * t_.d_nope, rope, keys.rope + at * t_.d_rope, panel, hull, p_);
+      Panel({}, nullptr, dout_, keys.values + at * t_.d_value, panel, hull, ds_);
+    }
+  }
+
+  /// Products of all rows and one panel, contracted over the widths of `a` and `b`.
+  void Panel(const PackedQueries& a, const float* a_panel, const PackedQueries& b,
+             const float* b_panel, std::int64_t panel, const Range* hull, float* to) const {
+    for (std::int64_t r0 = 0; r0 < t_.rows; r0 += kRows) {
+      const Range& together = hull[r0 / kRows];
+      if (together.end <= panel || panel + kPanel <= together.begin) continue;
+      Columns({a.packed + r0 * a.packed_width(), a_panel, a.width, b.packed + r0 * b.packed_width(),
+               b_panel, b.width},
+              std::max<std::int64_t>(0, together.begin - panel),
+              std::min(kPanel, together.end - panel), to + r0 * kBackwardKeys + panel);
     }
   }
 
@@ -238,7 +241,7 @@ class BackwardWork {
       VF x = hn::MulSub(hn::LoadU(d, p_row + i), scale, lse);
       if (bias != nullptr) x = hn::MulAdd(hn::LoadU(d, bias + i), log2e, x);
       VF p = Exp2(x);
-      VF ds = hn::Mul(p, hn::Sub(hn::LoadU(d, ds_row + i), delta));
+      VF ds = alone_[r] ? hn::Zero(d) : hn::Mul(p, hn::Sub(hn::LoadU(d, ds_row + i), delta));
       if (i < span.begin || i + lanes > span.end) {
         const auto index = hn::Iota(di, static_cast<std::int32_t>(i));
         const auto from = hn::Set(di, static_cast<std::int32_t>(span.begin));
@@ -279,6 +282,7 @@ class BackwardWork {
   /// some of them. `row` is the block's first row of the sums.
   void AddKeys(const KeySums& sums, std::int64_t row, std::int64_t block, const Range* span,
                const PackedQueries& rope) {
+    Range rows[kBackwardKeys / kRows];
     for (std::int64_t k0 = 0; k0 < block; k0 += kRows) {
       const auto sees = [&](std::int64_t r) {
         return span[r].size() > 0 && span[r].begin < k0 + kRows && span[r].end > k0;
@@ -287,19 +291,24 @@ class BackwardWork {
       while (from < t_.rows && !sees(from)) ++from;
       std::int64_t to = t_.rows;
       while (to > from && !sees(to - 1)) --to;
-      if (to == from) continue;
-      const auto add = [&](const float* weights, const PackedQueries& q, float* out) HWY_ATTR {
-        if (out == nullptr) return;
-        for (std::int64_t column = 0; column < q.padded(); column += kPanel) {
-          PanelAdd<kBackwardKeys, 1>(weights + from * kBackwardKeys + k0,
-                                     q.rows + column * kTileRows + from * kPanel, to - from,
+      rows[k0 / kRows] = {from, to};
+    }
+    const auto add = [&](const float* weights, const PackedQueries& q, float* out) HWY_ATTR {
+      if (out == nullptr) return;
+      for (std::int64_t column = 0; column < q.padded(); column += kPanel) {
+        const float* panel = q.rows + column * kTileRows;
+        for (std::int64_t k0 = 0; k0 < block; k0 += kRows) {
+          const Range& seen = rows[k0 / kRows];
+          if (seen.size() == 0) continue;
+          PanelAdd<kBackwardKeys, 1>(weights + seen.begin * kBackwardKeys + k0,
+                                     panel + seen.begin * kPanel, seen.size(),
                                      out + (row + k0) * q.padded() + column, q.padded());
         }
-      };
-      add(ds_, nope_, sums.nope);
-      add(ds_, rope, sums.rope);
-      add(p_, dout_, sums.values);
-    }
+      }
+    };
+    add(ds_, nope_, sums.nope);
+    add(ds_, rope, sums.rope);
+    add(p_, dout_, sums.values);
   }
 
   void StoreQueries() {
@@ -332,6 +341,7 @@ class BackwardWork {
   std::int64_t difference_ = 0;
   PackedQueries nope_, rope_, far_, dout_;
   float *p_, *ds_, *lse_, *delta_;
+  bool alone_[kTileRows];  // rows that see one key: its probability is 1, whatever its score
   float *row_, *angles_;
 };
 

@@ -209,9 +209,14 @@ class CondenseBackward {
     semantic_pool.look(semantic, pooled, score_grad);
     if (has_token_part) positional_pool.look(positional, pooled, score_grad);
     if (plan_.rotates) kept_pool.look(rotated, pooled, score_grad);
-    // Softmax, and the log-sum-exp of b.
+    // Softmax, and the log-sum-exp of b. Counted from the best row's, so that nothing cancels where
+    // that row has nearly all the weight.
+    const float best_grad = score_grad[weights.best];
     float mean = 0;
-    for (std::int64_t k = 0; k < g; ++k) mean += alpha[static_cast<std::size_t>(k)] * score_grad[k];
+    for (std::int64_t k = 0; k < g; ++k) {
+      score_grad[k] -= best_grad;
+      mean += alpha[static_cast<std::size_t>(k)] * score_grad[k];
+    }
     for (std::int64_t k = 0; k < g; ++k) {
       score_grad[k] = alpha[static_cast<std::size_t>(k)] * (score_grad[k] - mean + bias_grad);
     }
