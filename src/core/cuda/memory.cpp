@@ -18,7 +18,8 @@ std::size_t memory_peak() { return peak_bytes; }
 void memory_peak_reset() { peak_bytes = device_bytes_held.load(); }
 
 void memory_count(std::ptrdiff_t bytes) {
-  const std::size_t held = device_bytes_held += static_cast<std::size_t>(bytes);  // wraps to subtract
+  const std::size_t held = device_bytes_held +=
+      static_cast<std::size_t>(bytes);  // wraps to subtract
   std::size_t peak = peak_bytes;
   while (held > peak && !peak_bytes.compare_exchange_weak(peak, held)) {
   }
