@@ -119,9 +119,8 @@ BackwardPlan backward_plan(const PrefillBackward& problem, std::span<const Prefi
     plan.runs.push_back(work);
   }
   // The longest first: what is left at the end is short.
-  std::stable_sort(
-      plan.runs.begin(), plan.runs.end(),
-      [](const BackwardRun& a, const BackwardRun& b) { return a.count > b.count; });
+  std::stable_sort(plan.runs.begin(), plan.runs.end(),
+                   [](const BackwardRun& a, const BackwardRun& b) { return a.count > b.count; });
   for (BackwardRun& run : plan.runs) {
     run.stat_row = plan.stat_rows;
     run.key_first = plan.keys;

@@ -46,7 +46,7 @@ struct KeysParams {
   KeyGrads exact, groups;
   float *rope_partials, *bias_partials;  // MLA
   std::int64_t keys;
-  float* dbias;  // GQA
+  float* dbias;  // GQA's; MLA's says only whether it is wanted
 };
 
 struct KeysMaps {
@@ -62,6 +62,8 @@ struct KeysShared {
   alignas(1024) unsigned char dout[C::kStages][C::kDoutBytes];
   alignas(128) float lse[C::kStages][C::kTile];
   alignas(128) float delta[C::kStages][C::kTile];
+  float bias[kKeyBlock];                  // in powers of two
+  float2 sums[128 * kBackwardConsumers];  // dbias: each thread its two rows
   KeyItem items[2];
   LoadBarrier keys_full, tile_full[C::kStages];
   Barrier keys_empty, tile_empty[C::kStages];
@@ -173,8 +175,15 @@ class KeysConsumer {
   // Too few registers for P and dSᵀ at the same time: dSᵀ takes the place of P after dV.
   static constexpr bool kTight = C::kScore + C::kValue > 256;
 
-  __device__ __forceinline__ std::uint32_t* dscores() {
-    return kTight ? probabilities_ : dscores_;
+  __device__ __forceinline__ std::uint32_t* dscores() { return kTight ? probabilities_ : dscores_; }
+
+  /// dPᵀ, which takes the place of Sᵀ there too.
+  __device__ __forceinline__ float (&dp())[kScores] {
+    if constexpr (kTight) {
+      return s_;
+    } else {
+      return dp_;
+    }
   }
 
   __device__ __forceinline__ void warp_release(Barrier& barrier) {
@@ -202,12 +211,12 @@ class KeysConsumer {
     accumulators_fence(s_);
   }
   __device__ __forceinline__ void dprobabilities_issue() {
-    accumulators_fence(dp_);
+    accumulators_fence(dp());
     cute::warpgroup_arrive();
     product_panels<kTile, C::kValue, kKeyBlock, kTile>(
-        dp_, value_, dout_ + ring_.slot * (C::kDoutBytes / 16), false);
+        dp(), value_, dout_ + ring_.slot * (C::kDoutBytes / 16), false);
     cute::warpgroup_commit_batch();
-    accumulators_fence(dp_);
+    accumulators_fence(dp());
   }
   __device__ __forceinline__ void dvalues_issue(bool add) {
     accumulators_fence(dv_);
@@ -228,24 +237,27 @@ class KeysConsumer {
   /// Sᵀ to P of the tile that begins at query `position`.
   __device__ __forceinline__ void exponentiate(const KeyItem& item, int position) {
     const float* const lse = shared_.lse[ring_.slot] + 2 * (lane_ & 3);
+    const float bias[2] = {shared_.bias[row_], shared_.bias[row_ + 8]};
 #pragma unroll
     for (int i = 0; i < kScores; i += 4) {
       const float2 top = *reinterpret_cast<const float2*>(lse + 2 * i);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        s_[i + 2 * r] = exp2_fast(fmaf(s_[i + 2 * r], p_.scale_log2, bias_[r] - top.x));
-        s_[i + 2 * r + 1] = exp2_fast(fmaf(s_[i + 2 * r + 1], p_.scale_log2, bias_[r] - top.y));
+        s_[i + 2 * r] = exp2_fast(fmaf(s_[i + 2 * r], p_.scale_log2, bias[r] - top.x));
+        s_[i + 2 * r + 1] = exp2_fast(fmaf(s_[i + 2 * r + 1], p_.scale_log2, bias[r] - top.y));
       }
     }
     if (position < item.all_begin || position + kTile > item.all_end) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const unsigned from = position + 2 * (lane_ & 3) - first_[r];
+        const auto queries = row_queries(item, r);
+        const unsigned from = position + 2 * (lane_ & 3) - queries.begin;
+        const unsigned seen = queries.end - queries.begin;
 #pragma unroll
         for (int i = 0; i < kScores; i += 4) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            if (from + 2 * i + j >= seen_[r]) s_[i + 2 * r + j] = 0;
+            if (from + 2 * i + j >= seen) s_[i + 2 * r + j] = 0;
           }
         }
       }
@@ -258,6 +270,29 @@ class KeysConsumer {
     for (int i = 0; i < kScores; i += 2) probabilities_[i / 2] = pack_bf16(s_[i], s_[i + 1]);
   }
 
+  /// The queries that see a thread's first or second key; those of the last where there is none.
+  __device__ __forceinline__ BasicRange<std::int32_t> row_queries(const KeyItem& item, int r) {
+    return key_queries(p_.items.layout, item.kind, item.base + min(row_ + 8 * r, item.rows - 1),
+                       item.count);
+  }
+
+  __device__ __forceinline__ bool sums_wanted(const KeyItem& item) {
+    return p_.dbias != nullptr && item.kind == KeyKind::groups;
+  }
+
+  /// Adds dSᵀ over queries.
+  __device__ __forceinline__ void bias_add() {
+    float2& sums = shared_.sums[threadIdx.x - 128];
+    float2 sum = sums;
+#pragma unroll
+    for (int i = 0; i < kScores / 2; i += 2) {
+      const float2 a = unpack_bf16(dscores()[i]), b = unpack_bf16(dscores()[i + 1]);
+      sum.x += a.x + a.y;
+      sum.y += b.x + b.y;
+    }
+    sums = sum;
+  }
+
   /// dPᵀ to dSᵀ.
   __device__ __forceinline__ void differentiate() {
     const float* const delta = shared_.delta[ring_.slot] + 2 * (lane_ & 3);
@@ -267,9 +302,8 @@ class KeysConsumer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const std::uint32_t both = probabilities_[i / 2 + r];
-        const float x = __uint_as_float(both << 16) * (dp_[i + 2 * r] - d.x);
-        const float y = __uint_as_float(both & 0xffff0000u) * (dp_[i + 2 * r + 1] - d.y);
-        sum_[r] += x + y;
+        const float x = __uint_as_float(both << 16) * (dp()[i + 2 * r] - d.x);
+        const float y = __uint_as_float(both & 0xffff0000u) * (dp()[i + 2 * r + 1] - d.y);
         dscores()[i / 2 + r] = pack_bf16(x, y);
       }
     }
@@ -277,21 +311,19 @@ class KeysConsumer {
 
   __device__ __forceinline__ void multiply(const KeyItem& item, std::uint32_t k) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int key = item.base + min(row_ + 8 * r, item.rows - 1);
-      const auto queries = key_queries(p_.items.layout, item.kind, key, item.count);
-      first_[r] = queries.begin;
-      seen_[r] = queries.end - queries.begin;
-      bias_[r] = 0;
-      sum_[r] = 0;
+    for (int r = 0; r < 2; ++r) {  // a quad's lanes write the same
+      float bias = 0;
       if (item.kind == KeyKind::groups) {
-        bias_[r] = p_.bias_all;
+        bias = p_.bias_all;
         if (p_.bias != nullptr) {
-          const std::int64_t at = item.key_row + (key - item.base);
-          bias_[r] = __ldg(p_.bias + at * p_.bias_heads + item.kv % p_.bias_heads) * kLog2e;
+          const std::int64_t at = item.key_row + min(row_ + 8 * r, item.rows - 1);
+          bias = __ldg(p_.bias + at * p_.bias_heads + item.kv % p_.bias_heads) * kLog2e;
         }
       }
+      shared_.bias[row_ + 8 * r] = bias;
     }
+    shared_.sums[threadIdx.x - 128] = {0, 0};
+    __syncwarp();
     const int all = item.heads * item.tile_count;
     const int last = (item.tile_first + item.tile_count - 1) * kTile;
     int position = last;
@@ -306,9 +338,10 @@ class KeysConsumer {
       dprobabilities_issue();
       dvalues_issue(n > 0);
       cute::warpgroup_wait<kTight ? 0 : 1>();
-      accumulators_fence(dp_);
+      accumulators_fence(dp());
       if constexpr (kTight) accumulators_fence(dv_);
       differentiate();
+      if (sums_wanted(item)) bias_add();
       const int slot = ring_.slot;
       ring_.next();
       position = position == item.tile_first * kTile ? last : position - kTile;
@@ -327,9 +360,10 @@ class KeysConsumer {
     dprobabilities_issue();
     dvalues_issue(all > 1);
     cute::warpgroup_wait<kTight ? 0 : 1>();
-    accumulators_fence(dp_);
+    accumulators_fence(dp());
     warp_release(shared_.keys_empty);
     differentiate();
+    if (sums_wanted(item)) bias_add();
     dkeys_issue(ring_.slot, all > 1);
     cute::warpgroup_wait<0>();
     accumulators_fence(dv_);
@@ -368,13 +402,14 @@ class KeysConsumer {
           }
         }
       }
-      float sum = sum_[r];
+      const float2 sums = shared_.sums[threadIdx.x - 128];
+      float sum = r == 0 ? sums.x : sums.y;
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      if (groups && real && quad == 0) {
+      if (sums_wanted(item) && real && quad == 0) {
         if constexpr (C::kRope > 0) {
           p_.bias_partials[item.kv * p_.keys + item.key_index + row] = sum;
-        } else if (p_.dbias != nullptr) {
+        } else {
           p_.dbias[at * p_.bias_heads + item.kv] = sum;
         }
       }
@@ -386,10 +421,7 @@ class KeysConsumer {
   int group_, lane_, row_;
   std::uint32_t key_, value_, query_, dout_;  // shared memory, in units of 16 bytes
   RingPhase<C::kStages> ring_;
-  int first_[2];
-  unsigned seen_[2];
-  float bias_[2], sum_[2];
-  float s_[kScores], dp_[kScores];
+  float s_[kScores], dp_[kTight ? 1 : kScores];
   float dk_[C::kScore / 2], dv_[C::kValue / 2];
   std::uint32_t probabilities_[kScores / 2], dscores_[kTight ? 1 : kScores / 2];
 };
@@ -472,8 +504,7 @@ void keys_launch(const PrefillBackward& problem, const BackwardPlan& plan,
   maps.k_nope = tensor_map(gqa ? forward.exact.rope : forward.exact.nope, kv_heads,
                            forward.exact.rows, kKeyBlock);
   maps.value = tensor_map(forward.exact.value, kv_heads, forward.exact.rows, kKeyBlock);
-  maps.group_nope =
-      tensor_map(gqa ? groups.rope : groups.nope, kv_heads, groups.rows, kKeyBlock);
+  maps.group_nope = tensor_map(gqa ? groups.rope : groups.nope, kv_heads, groups.rows, kKeyBlock);
   maps.group_value = tensor_map(groups.value, kv_heads, groups.rows, kKeyBlock);
   if constexpr (C::kRope > 0) {
     maps.q_rope = tensor_map(forward.q_rope, forward.heads, forward.query_rows, C::kTile);

@@ -17,21 +17,21 @@ struct BackwardRun {
   std::int64_t stat_row;   ///< of its first query among statistics
   std::int64_t key_first;  ///< of its tokens, then its representatives, among keys of all documents
   std::int32_t count, groups;
-  std::int32_t tiles, first_tile_item;           ///< queries kernel
-  std::int32_t sink_blocks, group_blocks;        ///< keys kernel: those that later queries all see
-  std::int32_t local_blocks;                     ///< and those of tokens after the sink
+  std::int32_t tiles, first_tile_item;     ///< queries kernel
+  std::int32_t sink_blocks, group_blocks;  ///< keys kernel: those that later queries all see
+  std::int32_t local_blocks;               ///< and those of tokens after the sink
   std::int32_t first_far_item, first_local_item;
 };
 
 /// Scratch in device memory.
 struct BackwardSpace {
-  int* counters = nullptr;          ///< [2] items taken
-  BackwardRun* runs = nullptr;      ///< [runs]
-  float* lse = nullptr;             ///< [H][stat_rows], powers of two; +∞ after a document's end
-  float* delta = nullptr;           ///< [H][stat_rows], Σ dout·out; 0 there
-  bf16* far = nullptr;              ///< [query_rows][H][d_rope]: q_rope as sink and groups see it
-  float* rope_partials = nullptr;   ///< MLA, fast: [H][keys][64] dk_rope of one head
-  float* bias_partials = nullptr;   ///< MLA, fast: [H][keys] dbias of one head
+  int* counters = nullptr;         ///< [2] items taken
+  BackwardRun* runs = nullptr;     ///< [runs]
+  float* lse = nullptr;            ///< [H][stat_rows], powers of two; +∞ after a document's end
+  float* delta = nullptr;          ///< [H][stat_rows], Σ dout·out; 0 there
+  bf16* far = nullptr;             ///< [query_rows][H][d_rope]: q_rope as sink and groups see it
+  float* rope_partials = nullptr;  ///< MLA, fast: [H][keys][64] dk_rope of one head
+  float* bias_partials = nullptr;  ///< MLA, fast: [H][keys] dbias of one head
   std::size_t bytes = 0;
 };
 

@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(256) stat_kernel(const StatJob job) {
   const bool real = item < job.stat_rows * job.heads;
   const std::int64_t stat = real ? item / job.heads : 0;
   const int head = static_cast<int>(real ? item % job.heads : 0);
-  const BackwardRun& run = run_find(job.runs, job.run_count, stat,
-                                    [](const BackwardRun& r) { return r.stat_row; });
+  const BackwardRun& run =
+      run_find(job.runs, job.run_count, stat, [](const BackwardRun& r) { return r.stat_row; });
   const std::int64_t position = stat - run.stat_row;
   const std::int64_t row = run.query_row + position;
   const bool held = position < run.count;
@@ -100,8 +100,8 @@ struct FarJob {
 __global__ void __launch_bounds__(128) far_kernel(const FarJob job) {
   __shared__ Turn turns[128];
   const std::int64_t stat = blockIdx.x;
-  const BackwardRun& run = run_find(job.runs, job.run_count, stat,
-                                    [](const BackwardRun& r) { return r.stat_row; });
+  const BackwardRun& run =
+      run_find(job.runs, job.run_count, stat, [](const BackwardRun& r) { return r.stat_row; });
   const int position = static_cast<int>(stat - run.stat_row);
   if (position >= run.count) return;
   const int pairs = job.rotation.pairs;
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(256) heads_sum_kernel(const SumJob job) {
   const std::int64_t key =
       static_cast<std::int64_t>(blockIdx.x) * (256 / kSumLanes) + threadIdx.x / kSumLanes;
   if (key >= job.keys) return;
-  const BackwardRun& run = run_find(job.runs, job.run_count, key,
-                                    [](const BackwardRun& r) { return r.key_first; });
+  const BackwardRun& run =
+      run_find(job.runs, job.run_count, key, [](const BackwardRun& r) { return r.key_first; });
   const std::int64_t index = key - run.key_first;
   const bool group = index >= run.count;
   const std::int64_t row = group ? run.group_row + index - run.count : run.exact_row + index;

@@ -48,8 +48,8 @@ __device__ __forceinline__ void item_fill(const KeyItems& all, int index, int& r
     if (run >= 0) run = -1;  // a second walk over the runs: −1 − run
   }
   int at = far ? run : -1 - run;
-  while (at + 1 < all.run_count && index >= (far ? all.runs[at + 1].first_far_item
-                                                 : all.runs[at + 1].first_local_item)) {
+  while (at + 1 < all.run_count &&
+         index >= (far ? all.runs[at + 1].first_far_item : all.runs[at + 1].first_local_item)) {
     ++at;
   }
   run = far ? at : -1 - at;
