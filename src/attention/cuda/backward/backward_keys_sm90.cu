@@ -8,7 +8,9 @@
 /// Order      of a tile: [Sᵀ(n+1), dK(n)] are issued together, exponentials of n + 1 run under
 ///            dK(n); then [dPᵀ, dV], and dSᵀ is made under dV. Sᵀ and dPᵀ never live at the same
 ///            time: P waits as bf16.
-/// Sums       over heads and tiles in one thread, heads ascending, tiles of a head descending.
+/// Sums       over heads and tiles in one thread, heads ascending, tiles of a head descending. A
+///            column of keys that is too long for one item is cut into slices of that sequence,
+///            whose sums in float32 are added slice 0 first (backward_prepare.cu).
 /// Memory     128+64/128: K 48, V 32 KiB, 3 stages × (Q 24 + dO 16.5 KiB) = 202 KiB of 227.
 ///            Registers: dK 96 + dV 64 + Sᵀ or dPᵀ 32 + P 16 + dS 16 of 240.
 /// Bounds     DeepSeek-V2-Lite, g 16, w 1024, 64K: 3.2 G pairs × 1280 FLOP = 4.1 TFLOP, 5.2 ms at
@@ -115,26 +117,26 @@ __device__ __forceinline__ void keys_load(const KeysParams& p, const KeysMaps& m
                                       shared.value, item.kv, item.key_row);
     const CUtensorMap& nope = C::kRope == 0 && far ? maps.far : maps.q_nope;
     const CUtensorMap& rope = far ? maps.far : maps.q_rope;
-    for (int h = item.head; h < item.head + item.heads; ++h) {
-      const std::int64_t stats = h * p.stat_rows + item.stat_row;
-      for (int t = item.tile_first + item.tile_count - 1; t >= item.tile_first; --t) {
-        const int row = item.query_row + t * kTile;
-        LoadBarrier& full = shared.tile_full[ring.slot];
-        shared.tile_empty[ring.slot].wait(ring.phase ^ 1);
-        full.arrive_and_expect_tx(C::kQueryBytes + C::kDoutBytes + 2 * kTile * 4);
-        panels_load<kTile, C::kNope>(nope, full, shared.query[ring.slot], h, row);
-        if constexpr (C::kRope > 0) {
-          panels_load<kTile, C::kRope>(rope, full, shared.query[ring.slot] + kTile * C::kNope * 2,
-                                       h, row);
-        }
-        cute::SM90_BULK_COPY_G2S::copy(p.lse + stats + t * kTile,
-                                       reinterpret_cast<std::uint64_t*>(&full),
-                                       shared.lse[ring.slot], kTile * 4);
-        panels_load<kTile, C::kValue>(maps.dout, full, shared.dout[ring.slot], h, row);
-        cute::SM90_BULK_COPY_G2S::copy(p.delta + stats + t * kTile,
-                                       reinterpret_cast<std::uint64_t*>(&full),
-                                       shared.delta[ring.slot], kTile * 4);
-        ring.next();
+    int h = item.head + item.step_begin / item.tile_count;
+    int t = item.tile_first + item.tile_count - 1 - item.step_begin % item.tile_count;
+    for (int n = item.step_begin; n < item.step_end; ++n) {
+      const std::int64_t stats = h * p.stat_rows + item.stat_row + t * kTile;
+      const int row = item.query_row + t * kTile;
+      LoadBarrier& full = shared.tile_full[ring.slot];
+      shared.tile_empty[ring.slot].wait(ring.phase ^ 1);
+      full.arrive_and_expect_tx(C::kQueryBytes + C::kDoutBytes + 2 * kTile * 4);
+      panels_load<kTile, C::kNope>(nope, full, shared.query[ring.slot], h, row);
+      panels_load<kTile, C::kRope>(rope, full, shared.query[ring.slot] + kTile * C::kNope * 2, h,
+                                   row);
+      cute::SM90_BULK_COPY_G2S::copy(p.lse + stats, reinterpret_cast<std::uint64_t*>(&full),
+                                     shared.lse[ring.slot], kTile * 4);
+      panels_load<kTile, C::kValue>(maps.dout, full, shared.dout[ring.slot], h, row);
+      cute::SM90_BULK_COPY_G2S::copy(p.delta + stats, reinterpret_cast<std::uint64_t*>(&full),
+                                     shared.delta[ring.slot], kTile * 4);
+      ring.next();
+      if (--t < item.tile_first) {
+        t += item.tile_count;
+        ++h;
       }
     }
     shared.item_empty[k & 1].arrive();
@@ -163,7 +165,11 @@ class KeysConsumer {
       const KeyItem& item = shared_.items[k & 1];
       if (item.rows == 0) return;
       multiply(item, k);
-      write(item);
+      if (item.partial == nullptr) {
+        write(item);
+      } else {
+        write_partial(item);
+      }
       __syncwarp();
       warp_release(shared_.item_empty[k & 1]);
     }
@@ -324,10 +330,18 @@ class KeysConsumer {
     }
     shared_.sums[threadIdx.x - 128] = {0, 0};
     __syncwarp();
-    const int all = item.heads * item.tile_count;
+    const int all = item.step_end - item.step_begin;
     const int last = (item.tile_first + item.tile_count - 1) * kTile;
-    int position = last;
+    int position = last - item.step_begin % item.tile_count * kTile;
     shared_.keys_full.wait(k & 1);
+    if (all == 0) {  // a slice of fewer tiles than slices
+      warp_release(shared_.keys_empty);
+#pragma unroll
+      for (float& x : dk_) x = 0;
+#pragma unroll
+      for (float& x : dv_) x = 0;
+      return;
+    }
     tile_wait(item, position);
     scores_issue();
     cute::warpgroup_wait<0>();
@@ -372,6 +386,37 @@ class KeysConsumer {
     ring_.next();
   }
 
+  /// The sums of a slice: dK, dV, dbias.
+  __device__ __forceinline__ void write_partial(const KeyItem& item) {
+    const int quad = lane_ & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = bias_sum(r);
+      const int row = row_ + 8 * r;
+      if (row >= item.rows) continue;
+      float* const to = item.partial +
+                        static_cast<std::int64_t>(row) * p_.items.kv_heads * p_.items.partial_width;
+#pragma unroll
+      for (int i = 0; i < C::kScore / 2; i += 4) {
+        *reinterpret_cast<float2*>(to + 2 * i + 2 * quad) =
+            float2{dk_[i + 2 * r], dk_[i + 2 * r + 1]};
+      }
+#pragma unroll
+      for (int i = 0; i < C::kValue / 2; i += 4) {
+        *reinterpret_cast<float2*>(to + C::kScore + 2 * i + 2 * quad) =
+            float2{dv_[i + 2 * r], dv_[i + 2 * r + 1]};
+      }
+      if (quad == 0) to[C::kScore + C::kValue] = sum;
+    }
+  }
+
+  __device__ __forceinline__ float bias_sum(int r) {
+    const float2 sums = shared_.sums[threadIdx.x - 128];
+    float sum = r == 0 ? sums.x : sums.y;
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    return sum + __shfl_xor_sync(~0u, sum, 2);
+  }
+
   __device__ __forceinline__ void write(const KeyItem& item) {
     const bool groups = item.kind == KeyKind::groups;
     const KeyGrads& to = groups ? p_.groups : p_.exact;
@@ -402,10 +447,7 @@ class KeysConsumer {
           }
         }
       }
-      const float2 sums = shared_.sums[threadIdx.x - 128];
-      float sum = r == 0 ? sums.x : sums.y;
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float sum = bias_sum(r);
       if (sums_wanted(item) && real && quad == 0) {
         if constexpr (C::kRope > 0) {
           p_.bias_partials[item.kv * p_.keys + item.key_index + row] = sum;
@@ -474,7 +516,11 @@ void keys_launch(const PrefillBackward& problem, const BackwardPlan& plan,
                   static_cast<int>(plan.runs.size()),
                   static_cast<int>(plan.far_items),
                   static_cast<int>(plan.far_items + plan.local_items),
-                  forward.heads / kv_heads};
+                  kv_heads,
+                  forward.heads / kv_heads,
+                  space.far_slices,
+                  space.local_slices,
+                  C::kScore + C::kValue + kSlicePad};
   params.counter = space.counters;
   params.lse = space.lse;
   params.delta = space.delta;

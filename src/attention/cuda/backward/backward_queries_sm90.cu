@@ -103,7 +103,8 @@ __device__ __forceinline__ void queries_schedule(const QueriesParams& p, Queries
       const BackwardRun& doc = p.runs[at];
       const RunWork run{doc.query_row, doc.exact_row, doc.group_row,      0, doc.count, 0,
                         doc.groups,    doc.tiles,     doc.first_tile_item};
-      tile_fill<C::kKeys, C::kEntry>(p.layout, p.heads, run, item, tile);
+      // The sink in blocks of its own, with any kind of positions: masks are simpler.
+      tile_fill<C::kKeys, true>(p.layout, p.heads, run, item, tile);
       tile.stat_row = doc.stat_row + tile.first;
     } else {
       tile.rows = 0;
@@ -320,15 +321,13 @@ class QueriesConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Row row = row_of(p_.layout, tile, row_ + 8 * r);
-      const Span span = row_span<C::kEntry>(row, tile, block.kind);
+      const Span span = row_span<true>(row, tile, block.kind);
       const unsigned from_low = column - span.low;
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const int c = 2 * i + j;
-          const bool sunk = static_cast<unsigned>(column + c) < static_cast<unsigned>(span.sink);
-          if (from_low + c >= span.count && !sunk) s_[i + 2 * r + j] = 0;
+          if (from_low + 2 * i + j >= span.count) s_[i + 2 * r + j] = 0;
         }
       }
     }
