@@ -67,8 +67,8 @@ struct KeysShared {
   float bias[kKeyBlock];                  // in powers of two
   float2 sums[128 * kBackwardConsumers];  // dbias: each thread its two rows
   KeyItem items[2];
-  LoadBarrier keys_full, tile_full[C::kStages];
-  Barrier keys_empty, tile_empty[C::kStages];
+  LoadBarrier keys_full, values_full, tile_full[C::kStages];
+  Barrier keys_empty, values_empty, tile_empty[C::kStages];
   Barrier item_full[2], item_empty[2];
 };
 
@@ -106,15 +106,21 @@ __device__ __forceinline__ void keys_load(const KeysParams& p, const KeysMaps& m
     const bool groups = item.kind == KeyKind::groups;
     const bool far = item.kind != KeyKind::local;
     shared.keys_empty.wait((k & 1) ^ 1);
-    shared.keys_full.arrive_and_expect_tx(C::kKeyBytes + C::kValueBytes);
+    shared.keys_full.arrive_and_expect_tx(C::kKeyBytes);
     panels_load<kKeyBlock, C::kNope>(groups ? maps.group_nope : maps.k_nope, shared.keys_full,
                                      shared.key, item.kv, item.key_row);
     if constexpr (C::kRope > 0) {
       panels_load<kKeyBlock, C::kRope>(groups ? maps.group_rope : maps.k_rope, shared.keys_full,
                                        shared.key + kKeyBlock * C::kNope * 2, 0, item.key_row);
     }
-    panels_load<kKeyBlock, C::kValue>(groups ? maps.group_value : maps.value, shared.keys_full,
-                                      shared.value, item.kv, item.key_row);
+    // Values are needed after the first tile, and free later than the keys.
+    const auto values_load = [&] {
+      shared.values_empty.wait((k & 1) ^ 1);
+      shared.values_full.arrive_and_expect_tx(C::kValueBytes);
+      panels_load<kKeyBlock, C::kValue>(groups ? maps.group_value : maps.value, shared.values_full,
+                                        shared.value, item.kv, item.key_row);
+    };
+    if (item.step_begin == item.step_end) values_load();
     const CUtensorMap& nope = C::kRope == 0 && far ? maps.far : maps.q_nope;
     const CUtensorMap& rope = far ? maps.far : maps.q_rope;
     int h = item.head + item.step_begin / item.tile_count;
@@ -134,6 +140,7 @@ __device__ __forceinline__ void keys_load(const KeysParams& p, const KeysMaps& m
       cute::SM90_BULK_COPY_G2S::copy(p.delta + stats, reinterpret_cast<std::uint64_t*>(&full),
                                      shared.delta[ring.slot], kTile * 4);
       ring.next();
+      if (n == item.step_begin) values_load();
       if (--t < item.tile_first) {
         t += item.tile_count;
         ++h;
@@ -336,6 +343,8 @@ class KeysConsumer {
     shared_.keys_full.wait(k & 1);
     if (all == 0) {  // a slice of fewer tiles than slices
       warp_release(shared_.keys_empty);
+      shared_.values_full.wait(k & 1);
+      warp_release(shared_.values_empty);
 #pragma unroll
       for (float& x : dk_) x = 0;
 #pragma unroll
@@ -346,8 +355,10 @@ class KeysConsumer {
     scores_issue();
     cute::warpgroup_wait<0>();
     accumulators_fence(s_);
+    if (all == 1) warp_release(shared_.keys_empty);
     exponentiate(item, position);
     if (kTight) probabilities_pack();
+    shared_.values_full.wait(k & 1);
     for (int n = 0; n + 1 < all; ++n) {
       dprobabilities_issue();
       dvalues_issue(n > 0);
@@ -364,6 +375,7 @@ class KeysConsumer {
       dkeys_issue(slot, n > 0);
       cute::warpgroup_wait<1>();
       accumulators_fence(s_);
+      if (n + 2 == all) warp_release(shared_.keys_empty);  // the next item's may come
       exponentiate(item, position);
       cute::warpgroup_wait<0>();
       accumulators_fence(dk_);
@@ -375,7 +387,7 @@ class KeysConsumer {
     dvalues_issue(all > 1);
     cute::warpgroup_wait<kTight ? 0 : 1>();
     accumulators_fence(dp());
-    warp_release(shared_.keys_empty);
+    warp_release(shared_.values_empty);
     differentiate();
     if (sums_wanted(item)) bias_add();
     dkeys_issue(ring_.slot, all > 1);
@@ -478,6 +490,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     constexpr int kWarps = 4 * kBackwardConsumers;
     shared.keys_full.init(1);
     shared.keys_empty.init(kWarps);
+    shared.values_full.init(1);
+    shared.values_empty.init(kWarps);
     for (int i = 0; i < C::kStages; ++i) {
       shared.tile_full[i].init(1);
       shared.tile_empty[i].init(kWarps);

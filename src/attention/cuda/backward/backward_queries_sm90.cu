@@ -75,8 +75,8 @@ struct QueriesShared {
   alignas(1024) unsigned char value[C::kValueStages][C::kValueBytes];
   alignas(16) float bias[C::kKeyStages][C::kKeys];
   QueryWork tiles[2];
-  LoadBarrier query_full, key_full[C::kKeyStages], value_full[C::kValueStages];
-  Barrier query_empty, key_empty[C::kKeyStages], value_empty[C::kValueStages];
+  LoadBarrier query_full, dout_full, key_full[C::kKeyStages], value_full[C::kValueStages];
+  Barrier query_empty, dout_empty, key_empty[C::kKeyStages], value_empty[C::kValueStages];
   Barrier tile_full[2], tile_empty[2];
 };
 
@@ -127,14 +127,13 @@ __device__ __forceinline__ void queries_load(const QueriesMaps& maps, QueriesSha
     const int row = static_cast<int>(tile.query_row);
     shared.query_empty.wait((k & 1) ^ 1);
     LoadBarrier& full = shared.query_full;
-    full.arrive_and_expect_tx(C::kQueryBytes + C::kDoutBytes + C::kFarBytes);
+    full.arrive_and_expect_tx(C::kQueryBytes + C::kFarBytes);
     panels_load<kQueries, C::kNope>(maps.q_nope, full, shared.query, tile.head, row);
     panels_load<kQueries, C::kRope>(maps.q_rope, full, shared.query + kQueries * C::kNope * 2,
                                     tile.head, row);
     if constexpr (C::kEntry) {
       panels_load<kQueries, C::kRotated>(maps.far, full, shared.far, tile.head, row);
     }
-    panels_load<kQueries, C::kValue>(maps.dout, full, shared.dout, tile.head, row);
     const int blocks = tile.blocks();
     for (int n = 0; n < blocks; ++n) {
       const Block block = work_block<kKeys>(tile, n);
@@ -148,6 +147,11 @@ __device__ __forceinline__ void queries_load(const QueriesMaps& maps, QueriesSha
                                    shared.key[keys.slot], tile.kv, key_row);
       panels_load<kKeys, C::kRope>(groups ? maps.group_rope : maps.k_rope, key,
                                    shared.key[keys.slot] + kKeys * C::kNope * 2, 0, key_row);
+      if (n == 0) {  // needed after the first keys, and free later than the queries
+        shared.dout_empty.wait((k & 1) ^ 1);
+        shared.dout_full.arrive_and_expect_tx(C::kDoutBytes);
+        panels_load<kQueries, C::kValue>(maps.dout, shared.dout_full, shared.dout, tile.head, row);
+      }
       shared.value_empty[values.slot].wait(values.phase ^ 1);
       value.arrive_and_expect_tx(C::kValueBytes);
       panels_load<kKeys, C::kValue>(groups ? maps.group_value : maps.value, value,
@@ -393,9 +397,11 @@ class QueriesConsumer {
     shared_.query_full.wait(k & 1);
     keys_wait(tile, 0);
     scores_issue(0 < far);
+    shared_.dout_full.wait(k & 1);
     if constexpr (!C::kTight) dprobabilities_issue();
     cute::warpgroup_wait<C::kTight ? 0 : 1>();
     accumulators_fence(s_);
+    if (blocks == 1) warp_release(shared_.query_empty);
     exponentiate(tile, 0);
     if constexpr (C::kTight) dprobabilities_issue();
     int before = 0;
@@ -416,13 +422,14 @@ class QueriesConsumer {
       if constexpr (!C::kTight) dprobabilities_issue();
       cute::warpgroup_wait<C::kTight ? 1 : 2>();
       accumulators_fence(s_);
+      if (n + 2 == blocks) warp_release(shared_.query_empty);  // the next tile's may come
       exponentiate(tile, n + 1);
       if constexpr (C::kTight) dprobabilities_issue();
     }
     cute::warpgroup_wait<0>();
     accumulators_fence(dp());
     accumulators_fence(dq_);
-    warp_release(shared_.query_empty);
+    warp_release(shared_.dout_empty);
     if (blocks > 1) warp_release(shared_.key_empty[before]);
     warp_release(shared_.value_empty[values_ring_.slot]);
     if (C::kEntry && blocks > 1 && blocks - 1 == far) rotate_back(tile);
@@ -482,6 +489,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     constexpr int kWarps = 4 * kBackwardConsumers;
     shared.query_full.init(1);
     shared.query_empty.init(kWarps);
+    shared.dout_full.init(1);
+    shared.dout_empty.init(kWarps);
     for (int i = 0; i < C::kKeyStages; ++i) {
       shared.key_full[i].init(biased ? 2 : 1);
       shared.key_empty[i].init(kWarps);
