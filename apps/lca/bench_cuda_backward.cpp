@@ -1,6 +1,7 @@
 /// `lca bench attention --backend cuda --backward`: attention and its gradients.
 
 #include "arguments.h"
+#include "attention/layout.h"
 #include "bench/cuda/bench.h"
 #include "bench_cuda.h"
 #include "core/error.h"
@@ -24,8 +25,11 @@ struct BackwardRow {
   MethodKind kind;
   double operations;  // of the forward pass, visible pairs
   cuda::TimedBackward timed;
+  double condense = 0, condense_backward = 0;  // seconds; 0 where nothing is condensed
 
-  double total() const { return timed.forward.seconds + timed.backward.seconds; }
+  double total() const {
+    return timed.forward.seconds + timed.backward.seconds + condense + condense_backward;
+  }
   double forward_rate() const { return operations / timed.forward.seconds / 1e12; }
   /// S, dP, dV, dK and dQ against S and out, as attention's gradients are counted everywhere.
   double backward_rate() const { return 2.5 * operations / timed.backward.seconds / 1e12; }
@@ -50,6 +54,12 @@ std::vector<BackwardRow> backward_rows(const CudaBench& job) {
         rows.push_back({length, documents, kind,
                         static_cast<double>(documents) * useful_operations(setup.spec, length),
                         cuda::bench_backward(setup, length, number)});
+        if (Layout(setup.spec.settings).groups(length) == 0) continue;
+        cuda::bench_memory_check(cuda::bench_operator_bytes(setup, length, documents, true),
+                                 fmt::format("length {}", length_text(length)));
+        rows.back().condense = cuda::bench_operator(setup, length, documents, false).seconds;
+        rows.back().condense_backward =
+            cuda::bench_operator(setup, length, documents, true).seconds;
       }
     }
   }
@@ -64,6 +74,8 @@ void backward_print_json(const CudaBench& job, const std::vector<BackwardRow>& r
                     {"method", method_text(row.kind)},
                     {"forward_ms", row.timed.forward.seconds * 1e3},
                     {"backward_ms", row.timed.backward.seconds * 1e3},
+                    {"condense_ms", row.condense * 1e3},
+                    {"condense_backward_ms", row.condense_backward * 1e3},
                     {"total_ms", row.total() * 1e3},
                     {"forward_tflops", row.forward_rate()},
                     {"backward_tflops", row.backward_rate()},
@@ -84,17 +96,19 @@ void backward_print_json(const CudaBench& job, const std::vector<BackwardRow>& r
 
 void backward_print_table(const CudaBench& job, const std::vector<BackwardRow>& rows) {
   Table table({"length", "documents", "method", "forward", "TFLOP/s", "backward", "TFLOP/s",
-               "together", "scratch"});
+               "condense", "its backward", "together", "scratch"});
+  const auto some = [](double seconds) { return seconds > 0 ? seconds_text(seconds) : "–"; };
   for (const BackwardRow& row : rows) {
     table.add({length_text(row.length), fmt::format("{}", row.documents), method_text(row.kind),
                seconds_text(row.timed.forward.seconds), number_text(row.forward_rate()),
                seconds_text(row.timed.backward.seconds), number_text(row.backward_rate()),
-               seconds_text(row.total()), bytes_text(row.timed.scratch)});
+               some(row.condense), some(row.condense_backward), seconds_text(row.total()),
+               bytes_text(row.timed.scratch)});
   }
   print(
       fmt::format("{}, bf16, {} kernels, {}, {}\n{}\n\n{}\n"
-                  "Attention alone, without condensing; medians. TFLOP/s count visible pairs, "
-                  "the backward pass as 2.5 forward ones.\n",
+                  "Medians of attention, of condensing and of their gradients. TFLOP/s are "
+                  "attention's and count visible pairs, the backward pass as 2.5 forward ones.\n",
                   job.model.name, job.options.portable ? "portable" : "fast",
                   cuda::bench_device(job.options.device).name, date_text(),
                   settings_line(job.spec.settings), table.text()));

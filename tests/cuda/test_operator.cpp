@@ -203,7 +203,7 @@ class CondenseOperator {
           values[k] += before.all()[i]->get(static_cast<std::int64_t>(k));
         }
       }
-      expect(OperatorValues::kNames[i], values, got, 1.2e-2, compared);
+      expect(OperatorValues::kNames[i], values, got, kToleranceBf16, compared);
     }
   }
 
