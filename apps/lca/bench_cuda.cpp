@@ -32,8 +32,6 @@ constexpr std::int64_t kLongestDense = 128 * 1024;
 constexpr CondenseWork kWorks[] = {CondenseWork::prompt, CondenseWork::streaming,
                                    CondenseWork::streaming_means};
 constexpr const char* kWorkNames[] = {"prompt", "streaming", "streaming_means"};
-/// Condensing as an operator, and its backward pass.
-constexpr const char* kPassNames[] = {"operator", "operator_backward"};
 
 /// A time, and operations or bytes per second.
 struct Figure {
@@ -59,7 +57,6 @@ struct CudaRow {
   std::int64_t length;
   std::vector<Prefilled> prefill;
   std::vector<Figure> condense;  // one per kWorks; empty where nothing is condensed
-  std::vector<Figure> training;  // one per kPassNames, likewise
   std::optional<Figure> rebuild_exact, rebuild_groups;
   std::vector<Decoded> decode;
 };
@@ -95,7 +92,6 @@ class Measuring {
         for (const CondenseWork work : kWorks) {
           take(length, cuda::bench_condense_bytes(setup, length, work));
         }
-        take(length, cuda::bench_operator_bytes(setup, length, 1, true));
       }
     }
     cuda::bench_memory_check(most, fmt::format("length {}", length_text(length_of_most)));
@@ -121,7 +117,7 @@ class Measuring {
       for (const MethodKind kind : job_.methods) {
         if (skipped(job_, kind, length)) continue;
         count += 1 + static_cast<double>(job_.batches.size());
-        if (condenses(job_, kind, length)) count += std::size(kWorks) + std::size(kPassNames);
+        if (condenses(job_, kind, length)) count += 3;
       }
       if (job_.spec.shape.form == Form::mla) count += 2;
     }
@@ -134,7 +130,7 @@ class Measuring {
   }
 
   CudaRow row(std::int64_t length) {
-    CudaRow row{length, {}, {}, {}, {}, {}, {}};
+    CudaRow row{length, {}, {}, {}, {}, {}};
     const AttentionShape& shape = job_.spec.shape;
     std::int64_t groups = 0;
     for (const MethodKind kind : job_.methods) {
@@ -151,11 +147,6 @@ class Measuring {
           step(length, std::string("condense ") + kWorkNames[i]);
           row.condense.emplace_back(cuda::bench_condense(setup, length, kWorks[i]),
                                     cuda::bench_condense_traffic(setup, length, kWorks[i]));
-        }
-        for (const bool backward : {false, true}) {
-          step(length, std::string("condense ") + kPassNames[backward ? 1 : 0]);
-          row.training.emplace_back(cuda::bench_operator(setup, length, 1, backward),
-                                    cuda::bench_operator_traffic(setup, length, 1, backward));
         }
       }
       for (const std::int64_t batch : job_.batches) {
@@ -201,9 +192,6 @@ Json row_json(const CudaRow& row) {
   }
   for (std::size_t i = 0; i < row.condense.size(); ++i) {
     json["condense"][kWorkNames[i]] = figure_json(row.condense[i], "tb_per_s");
-  }
-  for (std::size_t i = 0; i < row.training.size(); ++i) {
-    json["condense"][kPassNames[i]] = figure_json(row.training[i], "tb_per_s");
   }
   if (row.rebuild_exact) json["rebuild"]["exact"] = figure_json(*row.rebuild_exact, "tflops");
   if (row.rebuild_groups) json["rebuild"]["groups"] = figure_json(*row.rebuild_groups, "tflops");
@@ -283,9 +271,8 @@ std::string prefill_table(const CudaBench& job, const std::vector<CudaRow>& rows
 }
 
 std::string condense_table(const CudaBench& job, const std::vector<CudaRow>& rows) {
-  std::vector<std::string> header = {"length", "prompt",       "TB/s", "streaming, from q",
-                                     "TB/s",   "from means",   "TB/s", "as an operator",
-                                     "TB/s",   "its backward", "TB/s"};
+  std::vector<std::string> header = {"length", "prompt",     "TB/s", "streaming, from q",
+                                     "TB/s",   "from means", "TB/s"};
   const bool mla = job.spec.shape.form == Form::mla;
   if (mla) {
     for (const char* name : {"keys and values", "TFLOP/s", "of groups", "TFLOP/s"}) {
@@ -297,9 +284,6 @@ std::string condense_table(const CudaBench& job, const std::vector<CudaRow>& row
     std::vector<std::string> cells = {length_text(row.length)};
     for (std::size_t i = 0; i < std::size(kWorks); ++i) {
       add_figure(cells, i < row.condense.size() ? &row.condense[i] : nullptr);
-    }
-    for (std::size_t i = 0; i < std::size(kPassNames); ++i) {
-      add_figure(cells, i < row.training.size() ? &row.training[i] : nullptr);
     }
     if (mla) {
       add_figure(cells, row.rebuild_exact ? &*row.rebuild_exact : nullptr);

@@ -16,6 +16,10 @@ BenchDevice bench_device(int) { fail_absent(); }
 
 Timed bench_prefill(const BenchSetup&, std::int64_t) { fail_absent(); }
 
+TimedBackward bench_backward(const BenchSetup&, std::int64_t, int) { fail_absent(); }
+
+double bench_backward_bytes(const BenchSetup&, std::int64_t, int) { fail_absent(); }
+
 Timed bench_condense(const BenchSetup&, std::int64_t, CondenseWork) { fail_absent(); }
 
 Timed bench_operator(const BenchSetup&, std::int64_t, std::int64_t, bool) { fail_absent(); }

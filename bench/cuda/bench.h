@@ -55,8 +55,17 @@ Timed bench_decode(const BenchSetup& setup, std::int64_t length, int batch);
 Timed bench_operator(const BenchSetup& setup, std::int64_t length, std::int64_t documents,
                      bool backward);
 
+/// Attention alone and its gradients (queries, keys, values, representatives, and biases where mass
+/// is `score`) over `documents` packed documents of `length` tokens.
+struct TimedBackward {
+  Timed forward, backward;
+  double scratch = 0;  ///< bytes that the backward pass needs beside its tensors
+};
+TimedBackward bench_backward(const BenchSetup& setup, std::int64_t length, int documents);
+
 /// GPU memory that they take.
 double bench_prefill_bytes(const BenchSetup& setup, std::int64_t length);
+double bench_backward_bytes(const BenchSetup& setup, std::int64_t length, int documents);
 double bench_condense_bytes(const BenchSetup& setup, std::int64_t length, CondenseWork work);
 double bench_operator_bytes(const BenchSetup& setup, std::int64_t length, std::int64_t documents,
                             bool backward);

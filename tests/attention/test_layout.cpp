@@ -130,6 +130,26 @@ TEST(Layout, EveryPositionIsInTheSinkInOneGroupOrInTheWindow) {
   });
 }
 
+TEST(Layout, QueriesThatSeeAKeyAreThoseToWhichItIsVisible) {
+  for_all([](const Layout& layout, const Grown&) {
+    for (const std::int64_t n : {std::int64_t{1}, std::int64_t{7}, kTokens}) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        const Range queries = layout.token_queries(i, n);
+        for (std::int64_t t = 0; t < n; ++t) {
+          const Visible visible = layout.visible(t);
+          ASSERT_EQ(queries.contains(t), visible.sink.contains(i) || visible.window.contains(i));
+        }
+      }
+      for (std::int64_t j = 0; j < layout.groups(n); ++j) {
+        const Range queries = layout.group_queries(j, n);
+        for (std::int64_t t = 0; t < n; ++t) {
+          ASSERT_EQ(queries.contains(t), j < layout.visible(t).groups);
+        }
+      }
+    }
+  });
+}
+
 TEST(Layout, TheNumberOfGroupsIsTheNumberThatLeftTheWindow) {
   for_all([](const Layout& layout, const Grown& grown) {
     for (std::int64_t n = 0; n <= kTokens; ++n) {

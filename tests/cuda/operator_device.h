@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "cuda/support.h"
@@ -67,6 +68,30 @@ class DeviceTensor {
   std::int64_t head_ = 0;
   DeviceArray<bf16> array_;
 };
+
+/// Gaps between rows and heads: whole vectors of 16 bytes, or not.
+struct Gaps {
+  std::int64_t row = 0;
+  std::int64_t head = 0;
+};
+
+/// Floats as `Values` are compared.
+inline Values floats_like(const std::vector<float>& values) {
+  Values list(DType::f32, 1, 1, static_cast<std::int64_t>(values.size()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    list.set(static_cast<std::int64_t>(i), static_cast<double>(values[i]));
+  }
+  return list;
+}
+
+inline OperatorSpec operator_spec(const AttentionShape& shape, const Settings& settings,
+                                  std::vector<std::int64_t> starts) {
+  OperatorSpec spec;
+  spec.layer.shape = shape;
+  spec.layer.settings = settings;
+  spec.starts = std::move(starts);
+  return spec;
+}
 
 /// Scratch of one call: NaN, and a guard behind it that must stay as it is.
 class OperatorScratch {

@@ -160,8 +160,8 @@ TEST(CudaBackward, GradientsMayBeColumnsOfLargerTensorsAndUnaligned) {
 
 TEST(CudaBackward, LargeLogitsAndLongerDocumentsStayRight) {
   LCA_NEEDS_GPU();
-  for (const BackwardWidths& widths :
-       {BackwardWidths{Form::mla, 2, 1, 128, 64, 128}, BackwardWidths{Form::gqa, 2, 1, 0, 64, 64}}) {
+  for (const BackwardWidths& widths : {BackwardWidths{Form::mla, 2, 1, 128, 64, 128},
+                                       BackwardWidths{Form::gqa, 2, 1, 0, 64, 64}}) {
     PrefillCase c = case_with(widths, 1600);
     c.layout = layout_of(MethodKind::lca, 4, 256, 0);
     c.runs = {{0, 2500}};

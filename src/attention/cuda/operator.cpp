@@ -91,6 +91,12 @@ std::size_t backward_bytes(const OperatorSpec& spec, const OperatorPlace& place)
   PrefillBackward problem;
   problem.forward = attend_problem(spec, inputs_shaped(spec));
   problem.dout = head_rows(nullptr, shape.heads, shape.d_value);
+  if (spec.layer.settings.positions == Positions::entry) {
+    static constexpr std::uint64_t kSomeStep = 0;  // only whether there are steps counts
+    const Rotation& rotation = spec.layer.rotation;
+    problem.forward.rotation = {&kSomeStep, static_cast<int>(rotation.frequencies.size()),
+                                rotation.layout};
+  }
   return backward_workspace_bytes(problem, operator_runs(spec), operator_kernels(place));
 }
 

@@ -93,11 +93,12 @@ class CondenseCall {
 
   /// Scores, pools and selects.
   void forward(const CondenseOutputs& out) const {
-    Condense job = request(summaries(false));
+    Condense job = request();
     job.out_semantic = operator_rows(out.semantic);
     job.out_positional = operator_rows(out.positional);
     job.out_bias = out.bias;
     job.out_scores = out.scores;
+    if (!condense_sums(job)) summaries_give(job, false);
     condense(job, call_.queue);
   }
 
@@ -107,7 +108,7 @@ class CondenseCall {
     const bool weights = mla_ && !grads.w_uk.empty();
     if (groups() > 0) {
       CondenseBackward job;
-      job.forward = request(summaries(true));
+      job.forward = request();
       job.forward.out_scores = out.scores;
       job.grad_semantic = operator_rows(out_grads.semantic);
       job.grad_positional = operator_rows(out_grads.positional);
@@ -119,6 +120,7 @@ class CondenseCall {
         job.summary_semantic = space_.summary_semantic;
         job.summary_positional = space_.summary_positional;
       }
+      if (!condense_backward_sums(job)) summaries_give(job.forward, true);
       condense_backward(job, call_.queue);
     }
     if (!grads.accumulate) {
@@ -153,19 +155,34 @@ class CondenseCall {
     return rows;
   }
 
-  Condense request(const float* summary) const {
+  QueryRows query_rows() const {
+    QueryRows queries;
+    if (mla_) queries.nope = operator_rows(in_.queries.nope);
+    queries.rope = operator_rows(in_.queries.rope);
+    queries.rows = spec_.tokens();
+    return queries;
+  }
+
+  /// All inputs of the kernel but summaries.
+  Condense request() const {
     Condense job;
     job.shape = shape_;
     job.settings = spec_.layer.settings;
     job.scale = static_cast<float>(spec_.layer.softmax_scale());
     job.semantic = group_rows(operator_rows(in_.entries.semantic));
     job.positional = group_rows(operator_rows(in_.entries.positional));
-    job.summary = summary;
     job.one_summary = prompt();
+    job.queries = query_rows();
     job.count = groups();
     job.rotation = call_.rotation(space_.steps);
     job.documents = documents_on_gpu_;
     return job;
+  }
+
+  /// Summaries in place of queries.
+  void summaries_give(Condense& job, bool with_means) const {
+    job.queries = {};
+    job.summary = summaries(with_means);
   }
 
   /// W_uk without gaps: the tensor itself, or a copy.
@@ -202,10 +219,7 @@ class CondenseCall {
 
   /// Reduced queries of all groups [m or 1][KV][summary_width], and their means where wanted.
   const float* summaries(bool with_means) const {
-    QueryRows queries;
-    if (mla_) queries.nope = operator_rows(in_.queries.nope);
-    queries.rope = operator_rows(in_.queries.rope);
-    queries.rows = spec_.tokens();
+    const QueryRows queries = query_rows();
     const Device& device = *call_.queue.device;
     if (mla_ && !with_means && !prompt() && query_summary_pays(device, groups()) &&
         query_summary_fits(device, shape_, reduce_, &call_.layout, queries, 0, w_uk_)) {

@@ -3,6 +3,7 @@
 #include "attention/cuda/backward/backward.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "attention/cuda/backward/backward_plan.h"
@@ -72,6 +73,18 @@ bool grad_fits(const GradRows& rows) {
 
 std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 
+/// Slices of items of `units` tiles each, at most. Items are handed out heaviest first: as long as
+/// one takes less than a multiprocessor's share they pack well.
+int slices_for(double units, double all_units) {
+  constexpr double kMultiprocessors = 132;
+  constexpr double kLongest = 0.8, kWanted = 0.4;  // of a share
+  constexpr double kMost = 8, kLeastUnits = 8;  // slices, and tiles that are worth one
+  const double share = all_units / kMultiprocessors;
+  if (units <= kLongest * share) return 1;
+  const double most = std::clamp(units / kLeastUnits, 1.0, kMost);
+  return static_cast<int>(std::min(std::ceil(units / (kWanted * share)), most));
+}
+
 bool any(const KeyGrads& grads) {
   return grads.nope.data != nullptr || grads.rope.data != nullptr || grads.value.data != nullptr;
 }
@@ -119,10 +132,28 @@ BackwardPlan backward_plan(const PrefillBackward& problem, std::span<const Prefi
     plan.runs.push_back(work);
   }
   // The longest first: what is left at the end is short.
-  std::stable_sort(
-      plan.runs.begin(), plan.runs.end(),
-      [](const BackwardRun& a, const BackwardRun& b) { return a.count > b.count; });
+  std::stable_sort(plan.runs.begin(), plan.runs.end(),
+                   [](const BackwardRun& a, const BackwardRun& b) { return a.count > b.count; });
+  double pairs = 0, far_units = 0, local_units = 0;
+  constexpr double kUnit = 64;  // queries
+  for (const BackwardRun& run : plan.runs) {
+    const std::int64_t sink = std::min<std::int64_t>(layout.sink, run.count);
+    const auto shared = static_cast<double>(heads / kv_heads);
+    pairs += static_cast<double>(layout.pairs(run.count));
+    if (sink + run.groups > 0) far_units = std::max(far_units, shared * run.count / kUnit);
+    const Range first = layout.token_queries(sink, run.count);
+    local_units =
+        std::max(local_units, shared * static_cast<double>(first.size() + kKeyBlock) / kUnit);
+  }
+  const double units = pairs * static_cast<double>(heads) / (kKeyBlock * kUnit);
+  plan.far.count = slices_for(far_units, units);
+  plan.local.count = slices_for(local_units, units);
   for (BackwardRun& run : plan.runs) {
+    const std::int64_t sink = std::min<std::int64_t>(layout.sink, run.count);
+    run.first_far_row = plan.far.rows;
+    run.first_local_row = plan.local.rows;
+    plan.far.rows += sink + run.groups;
+    plan.local.rows += run.count - sink;
     run.stat_row = plan.stat_rows;
     run.key_first = plan.keys;
     run.first_tile_item = static_cast<std::int32_t>(plan.tile_items);
@@ -132,8 +163,8 @@ BackwardPlan backward_plan(const PrefillBackward& problem, std::span<const Prefi
     plan.keys += run.count + run.groups;
     plan.groups += run.groups;
     plan.tile_items += run.tiles * heads;
-    plan.far_items += (run.sink_blocks + run.group_blocks) * kv_heads;
-    plan.local_items += run.local_blocks * kv_heads;
+    plan.far_items += (run.sink_blocks + run.group_blocks) * kv_heads * plan.far.count;
+    plan.local_items += run.local_blocks * kv_heads * plan.local.count;
   }
   return plan;
 }
@@ -154,6 +185,15 @@ BackwardSpace backward_carve(const PrefillBackward& problem, const BackwardPlan&
   if (fast && forward.form == Form::mla) {
     space.rope_partials = carver.take<float>(heads * plan.keys * kRopePartial);
     space.bias_partials = carver.take<float>(heads * plan.keys);
+  }
+  space.far_slices = plan.far;
+  space.local_slices = plan.local;
+  for (KeySlices* slices : {&space.far_slices, &space.local_slices}) {
+    if (!fast || slices->count == 1) continue;
+    const std::int64_t width =
+        forward.q_nope.width + forward.q_rope.width + forward.exact.value.width + kSlicePad;
+    slices->partials =
+        carver.take<float>(slices->count * slices->rows * key_heads(forward) * width);
   }
   space.bytes = carver.used();
   return space;
@@ -183,6 +223,7 @@ void backward(const PrefillBackward& problem, std::span<const PrefillRun> runs, 
   }
   if (any(problem.exact) || any(problem.groups) || problem.dbias != nullptr) {
     backward_keys_sm90(problem, plan, space, queue);
+    backward_slices_sum(problem, plan, space, queue);
     if (problem.forward.form == Form::mla) backward_heads_sum(problem, plan, space, queue);
   }
 }

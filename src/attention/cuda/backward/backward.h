@@ -25,8 +25,8 @@ struct KeyGrads {
 };
 
 /// Runs are whole documents: query_first and exact_gone are 0. Of every gradient that is wanted
-/// the rows of each document are written: query_count of queries and of `exact`, groups(query_count)
-/// of `groups` and of `dbias`. No other row is touched.
+/// the rows of each document are written: query_count of queries and of `exact`,
+/// groups(query_count) of `groups` and of `dbias`. No other row is touched.
 struct PrefillBackward {
   Prefill forward;  ///< with `out` and `lse` as the forward pass wrote them
   HeadRows dout;    ///< [rows][H][d_v], gradient of `out`

@@ -11,7 +11,7 @@ namespace lca::cuda {
 inline constexpr int kBackwardConsumers = 2;  ///< warp groups that multiply
 inline constexpr int kBackwardThreads = 128 * (kBackwardConsumers + 1);
 // What the producer gives up is what the consumers take: 168 registers each at the start.
-inline constexpr int kBackwardProducerRegisters = 24;
+inline constexpr int kBackwardProducerRegisters = 32;
 inline constexpr int kBackwardConsumerRegisters = 240;
 
 /// Position in a ring: slot and phase.

@@ -8,7 +8,9 @@
 /// Order      of a tile: [Sᵀ(n+1), dK(n)] are issued together, exponentials of n + 1 run under
 ///            dK(n); then [dPᵀ, dV], and dSᵀ is made under dV. Sᵀ and dPᵀ never live at the same
 ///            time: P waits as bf16.
-/// Sums       over heads and tiles in one thread, heads ascending, tiles of a head descending.
+/// Sums       over heads and tiles in one thread, heads ascending, tiles of a head descending. A
+///            column of keys that is too long for one item is cut into slices of that sequence,
+///            whose sums in float32 are added slice 0 first (backward_prepare.cu).
 /// Memory     128+64/128: K 48, V 32 KiB, 3 stages × (Q 24 + dO 16.5 KiB) = 202 KiB of 227.
 ///            Registers: dK 96 + dV 64 + Sᵀ or dPᵀ 32 + P 16 + dS 16 of 240.
 /// Bounds     DeepSeek-V2-Lite, g 16, w 1024, 64K: 3.2 G pairs × 1280 FLOP = 4.1 TFLOP, 5.2 ms at
@@ -46,7 +48,7 @@ struct KeysParams {
   KeyGrads exact, groups;
   float *rope_partials, *bias_partials;  // MLA
   std::int64_t keys;
-  float* dbias;  // GQA
+  float* dbias;  // GQA's; MLA's says only whether it is wanted
 };
 
 struct KeysMaps {
@@ -62,9 +64,11 @@ struct KeysShared {
   alignas(1024) unsigned char dout[C::kStages][C::kDoutBytes];
   alignas(128) float lse[C::kStages][C::kTile];
   alignas(128) float delta[C::kStages][C::kTile];
+  float bias[kKeyBlock];                  // in powers of two
+  float2 sums[128 * kBackwardConsumers];  // dbias: each thread its two rows
   KeyItem items[2];
-  LoadBarrier keys_full, tile_full[C::kStages];
-  Barrier keys_empty, tile_empty[C::kStages];
+  LoadBarrier keys_full, values_full, tile_full[C::kStages];
+  Barrier keys_empty, values_empty, tile_empty[C::kStages];
   Barrier item_full[2], item_empty[2];
 };
 
@@ -102,37 +106,44 @@ __device__ __forceinline__ void keys_load(const KeysParams& p, const KeysMaps& m
     const bool groups = item.kind == KeyKind::groups;
     const bool far = item.kind != KeyKind::local;
     shared.keys_empty.wait((k & 1) ^ 1);
-    shared.keys_full.arrive_and_expect_tx(C::kKeyBytes + C::kValueBytes);
+    shared.keys_full.arrive_and_expect_tx(C::kKeyBytes);
     panels_load<kKeyBlock, C::kNope>(groups ? maps.group_nope : maps.k_nope, shared.keys_full,
                                      shared.key, item.kv, item.key_row);
     if constexpr (C::kRope > 0) {
       panels_load<kKeyBlock, C::kRope>(groups ? maps.group_rope : maps.k_rope, shared.keys_full,
                                        shared.key + kKeyBlock * C::kNope * 2, 0, item.key_row);
     }
-    panels_load<kKeyBlock, C::kValue>(groups ? maps.group_value : maps.value, shared.keys_full,
-                                      shared.value, item.kv, item.key_row);
+    // Values are needed after the first tile, and free later than the keys.
+    const auto values_load = [&] {
+      shared.values_empty.wait((k & 1) ^ 1);
+      shared.values_full.arrive_and_expect_tx(C::kValueBytes);
+      panels_load<kKeyBlock, C::kValue>(groups ? maps.group_value : maps.value, shared.values_full,
+                                        shared.value, item.kv, item.key_row);
+    };
+    if (item.step_begin == item.step_end) values_load();
     const CUtensorMap& nope = C::kRope == 0 && far ? maps.far : maps.q_nope;
     const CUtensorMap& rope = far ? maps.far : maps.q_rope;
-    for (int h = item.head; h < item.head + item.heads; ++h) {
-      const std::int64_t stats = h * p.stat_rows + item.stat_row;
-      for (int t = item.tile_first + item.tile_count - 1; t >= item.tile_first; --t) {
-        const int row = item.query_row + t * kTile;
-        LoadBarrier& full = shared.tile_full[ring.slot];
-        shared.tile_empty[ring.slot].wait(ring.phase ^ 1);
-        full.arrive_and_expect_tx(C::kQueryBytes + C::kDoutBytes + 2 * kTile * 4);
-        panels_load<kTile, C::kNope>(nope, full, shared.query[ring.slot], h, row);
-        if constexpr (C::kRope > 0) {
-          panels_load<kTile, C::kRope>(rope, full, shared.query[ring.slot] + kTile * C::kNope * 2,
-                                       h, row);
-        }
-        cute::SM90_BULK_COPY_G2S::copy(p.lse + stats + t * kTile,
-                                       reinterpret_cast<std::uint64_t*>(&full),
-                                       shared.lse[ring.slot], kTile * 4);
-        panels_load<kTile, C::kValue>(maps.dout, full, shared.dout[ring.slot], h, row);
-        cute::SM90_BULK_COPY_G2S::copy(p.delta + stats + t * kTile,
-                                       reinterpret_cast<std::uint64_t*>(&full),
-                                       shared.delta[ring.slot], kTile * 4);
-        ring.next();
+    int h = item.head + item.step_begin / item.tile_count;
+    int t = item.tile_first + item.tile_count - 1 - item.step_begin % item.tile_count;
+    for (int n = item.step_begin; n < item.step_end; ++n) {
+      const std::int64_t stats = h * p.stat_rows + item.stat_row + t * kTile;
+      const int row = item.query_row + t * kTile;
+      LoadBarrier& full = shared.tile_full[ring.slot];
+      shared.tile_empty[ring.slot].wait(ring.phase ^ 1);
+      full.arrive_and_expect_tx(C::kQueryBytes + C::kDoutBytes + 2 * kTile * 4);
+      panels_load<kTile, C::kNope>(nope, full, shared.query[ring.slot], h, row);
+      panels_load<kTile, C::kRope>(rope, full, shared.query[ring.slot] + kTile * C::kNope * 2, h,
+                                   row);
+      cute::SM90_BULK_COPY_G2S::copy(p.lse + stats, reinterpret_cast<std::uint64_t*>(&full),
+                                     shared.lse[ring.slot], kTile * 4);
+      panels_load<kTile, C::kValue>(maps.dout, full, shared.dout[ring.slot], h, row);
+      cute::SM90_BULK_COPY_G2S::copy(p.delta + stats, reinterpret_cast<std::uint64_t*>(&full),
+                                     shared.delta[ring.slot], kTile * 4);
+      ring.next();
+      if (n == item.step_begin) values_load();
+      if (--t < item.tile_first) {
+        t += item.tile_count;
+        ++h;
       }
     }
     shared.item_empty[k & 1].arrive();
@@ -161,7 +172,11 @@ class KeysConsumer {
       const KeyItem& item = shared_.items[k & 1];
       if (item.rows == 0) return;
       multiply(item, k);
-      write(item);
+      if (item.partial == nullptr) {
+        write(item);
+      } else {
+        write_partial(item);
+      }
       __syncwarp();
       warp_release(shared_.item_empty[k & 1]);
     }
@@ -173,8 +188,15 @@ class KeysConsumer {
   // Too few registers for P and dSᵀ at the same time: dSᵀ takes the place of P after dV.
   static constexpr bool kTight = C::kScore + C::kValue > 256;
 
-  __device__ __forceinline__ std::uint32_t* dscores() {
-    return kTight ? probabilities_ : dscores_;
+  __device__ __forceinline__ std::uint32_t* dscores() { return kTight ? probabilities_ : dscores_; }
+
+  /// dPᵀ, which takes the place of Sᵀ there too.
+  __device__ __forceinline__ float (&dp())[kScores] {
+    if constexpr (kTight) {
+      return s_;
+    } else {
+      return dp_;
+    }
   }
 
   __device__ __forceinline__ void warp_release(Barrier& barrier) {
@@ -202,12 +224,12 @@ class KeysConsumer {
     accumulators_fence(s_);
   }
   __device__ __forceinline__ void dprobabilities_issue() {
-    accumulators_fence(dp_);
+    accumulators_fence(dp());
     cute::warpgroup_arrive();
     product_panels<kTile, C::kValue, kKeyBlock, kTile>(
-        dp_, value_, dout_ + ring_.slot * (C::kDoutBytes / 16), false);
+        dp(), value_, dout_ + ring_.slot * (C::kDoutBytes / 16), false);
     cute::warpgroup_commit_batch();
-    accumulators_fence(dp_);
+    accumulators_fence(dp());
   }
   __device__ __forceinline__ void dvalues_issue(bool add) {
     accumulators_fence(dv_);
@@ -228,24 +250,27 @@ class KeysConsumer {
   /// Sᵀ to P of the tile that begins at query `position`.
   __device__ __forceinline__ void exponentiate(const KeyItem& item, int position) {
     const float* const lse = shared_.lse[ring_.slot] + 2 * (lane_ & 3);
+    const float bias[2] = {shared_.bias[row_], shared_.bias[row_ + 8]};
 #pragma unroll
     for (int i = 0; i < kScores; i += 4) {
       const float2 top = *reinterpret_cast<const float2*>(lse + 2 * i);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        s_[i + 2 * r] = exp2_fast(fmaf(s_[i + 2 * r], p_.scale_log2, bias_[r] - top.x));
-        s_[i + 2 * r + 1] = exp2_fast(fmaf(s_[i + 2 * r + 1], p_.scale_log2, bias_[r] - top.y));
+        s_[i + 2 * r] = exp2_fast(fmaf(s_[i + 2 * r], p_.scale_log2, bias[r] - top.x));
+        s_[i + 2 * r + 1] = exp2_fast(fmaf(s_[i + 2 * r + 1], p_.scale_log2, bias[r] - top.y));
       }
     }
     if (position < item.all_begin || position + kTile > item.all_end) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const unsigned from = position + 2 * (lane_ & 3) - first_[r];
+        const auto queries = row_queries(item, r);
+        const unsigned from = position + 2 * (lane_ & 3) - queries.begin;
+        const unsigned seen = queries.end - queries.begin;
 #pragma unroll
         for (int i = 0; i < kScores; i += 4) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            if (from + 2 * i + j >= seen_[r]) s_[i + 2 * r + j] = 0;
+            if (from + 2 * i + j >= seen) s_[i + 2 * r + j] = 0;
           }
         }
       }
@@ -258,6 +283,29 @@ class KeysConsumer {
     for (int i = 0; i < kScores; i += 2) probabilities_[i / 2] = pack_bf16(s_[i], s_[i + 1]);
   }
 
+  /// The queries that see a thread's first or second key; those of the last where there is none.
+  __device__ __forceinline__ BasicRange<std::int32_t> row_queries(const KeyItem& item, int r) {
+    return key_queries(p_.items.layout, item.kind, item.base + min(row_ + 8 * r, item.rows - 1),
+                       item.count);
+  }
+
+  __device__ __forceinline__ bool sums_wanted(const KeyItem& item) {
+    return p_.dbias != nullptr && item.kind == KeyKind::groups;
+  }
+
+  /// Adds dSᵀ over queries.
+  __device__ __forceinline__ void bias_add() {
+    float2& sums = shared_.sums[threadIdx.x - 128];
+    float2 sum = sums;
+#pragma unroll
+    for (int i = 0; i < kScores / 2; i += 2) {
+      const float2 a = unpack_bf16(dscores()[i]), b = unpack_bf16(dscores()[i + 1]);
+      sum.x += a.x + a.y;
+      sum.y += b.x + b.y;
+    }
+    sums = sum;
+  }
+
   /// dPᵀ to dSᵀ.
   __device__ __forceinline__ void differentiate() {
     const float* const delta = shared_.delta[ring_.slot] + 2 * (lane_ & 3);
@@ -267,9 +315,8 @@ class KeysConsumer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const std::uint32_t both = probabilities_[i / 2 + r];
-        const float x = __uint_as_float(both << 16) * (dp_[i + 2 * r] - d.x);
-        const float y = __uint_as_float(both & 0xffff0000u) * (dp_[i + 2 * r + 1] - d.y);
-        sum_[r] += x + y;
+        const float x = __uint_as_float(both << 16) * (dp()[i + 2 * r] - d.x);
+        const float y = __uint_as_float(both & 0xffff0000u) * (dp()[i + 2 * r + 1] - d.y);
         dscores()[i / 2 + r] = pack_bf16(x, y);
       }
     }
@@ -277,38 +324,49 @@ class KeysConsumer {
 
   __device__ __forceinline__ void multiply(const KeyItem& item, std::uint32_t k) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int key = item.base + min(row_ + 8 * r, item.rows - 1);
-      const auto queries = key_queries(p_.items.layout, item.kind, key, item.count);
-      first_[r] = queries.begin;
-      seen_[r] = queries.end - queries.begin;
-      bias_[r] = 0;
-      sum_[r] = 0;
+    for (int r = 0; r < 2; ++r) {  // a quad's lanes write the same
+      float bias = 0;
       if (item.kind == KeyKind::groups) {
-        bias_[r] = p_.bias_all;
+        bias = p_.bias_all;
         if (p_.bias != nullptr) {
-          const std::int64_t at = item.key_row + (key - item.base);
-          bias_[r] = __ldg(p_.bias + at * p_.bias_heads + item.kv % p_.bias_heads) * kLog2e;
+          const std::int64_t at = item.key_row + min(row_ + 8 * r, item.rows - 1);
+          bias = __ldg(p_.bias + at * p_.bias_heads + item.kv % p_.bias_heads) * kLog2e;
         }
       }
+      shared_.bias[row_ + 8 * r] = bias;
     }
-    const int all = item.heads * item.tile_count;
+    shared_.sums[threadIdx.x - 128] = {0, 0};
+    __syncwarp();
+    const int all = item.step_end - item.step_begin;
     const int last = (item.tile_first + item.tile_count - 1) * kTile;
-    int position = last;
+    int position = last - item.step_begin % item.tile_count * kTile;
     shared_.keys_full.wait(k & 1);
+    if (all == 0) {  // a slice of fewer tiles than slices
+      warp_release(shared_.keys_empty);
+      shared_.values_full.wait(k & 1);
+      warp_release(shared_.values_empty);
+#pragma unroll
+      for (float& x : dk_) x = 0;
+#pragma unroll
+      for (float& x : dv_) x = 0;
+      return;
+    }
     tile_wait(item, position);
     scores_issue();
     cute::warpgroup_wait<0>();
     accumulators_fence(s_);
+    if (all == 1) warp_release(shared_.keys_empty);
     exponentiate(item, position);
     if (kTight) probabilities_pack();
+    shared_.values_full.wait(k & 1);
     for (int n = 0; n + 1 < all; ++n) {
       dprobabilities_issue();
       dvalues_issue(n > 0);
       cute::warpgroup_wait<kTight ? 0 : 1>();
-      accumulators_fence(dp_);
+      accumulators_fence(dp());
       if constexpr (kTight) accumulators_fence(dv_);
       differentiate();
+      if (sums_wanted(item)) bias_add();
       const int slot = ring_.slot;
       ring_.next();
       position = position == item.tile_first * kTile ? last : position - kTile;
@@ -317,6 +375,7 @@ class KeysConsumer {
       dkeys_issue(slot, n > 0);
       cute::warpgroup_wait<1>();
       accumulators_fence(s_);
+      if (n + 2 == all) warp_release(shared_.keys_empty);  // the next item's may come
       exponentiate(item, position);
       cute::warpgroup_wait<0>();
       accumulators_fence(dk_);
@@ -327,15 +386,47 @@ class KeysConsumer {
     dprobabilities_issue();
     dvalues_issue(all > 1);
     cute::warpgroup_wait<kTight ? 0 : 1>();
-    accumulators_fence(dp_);
-    warp_release(shared_.keys_empty);
+    accumulators_fence(dp());
+    warp_release(shared_.values_empty);
     differentiate();
+    if (sums_wanted(item)) bias_add();
     dkeys_issue(ring_.slot, all > 1);
     cute::warpgroup_wait<0>();
     accumulators_fence(dv_);
     accumulators_fence(dk_);
     warp_release(shared_.tile_empty[ring_.slot]);
     ring_.next();
+  }
+
+  /// The sums of a slice: dK, dV, dbias.
+  __device__ __forceinline__ void write_partial(const KeyItem& item) {
+    const int quad = lane_ & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = bias_sum(r);
+      const int row = row_ + 8 * r;
+      if (row >= item.rows) continue;
+      float* const to = item.partial +
+                        static_cast<std::int64_t>(row) * p_.items.kv_heads * p_.items.partial_width;
+#pragma unroll
+      for (int i = 0; i < C::kScore / 2; i += 4) {
+        *reinterpret_cast<float2*>(to + 2 * i + 2 * quad) =
+            float2{dk_[i + 2 * r], dk_[i + 2 * r + 1]};
+      }
+#pragma unroll
+      for (int i = 0; i < C::kValue / 2; i += 4) {
+        *reinterpret_cast<float2*>(to + C::kScore + 2 * i + 2 * quad) =
+            float2{dv_[i + 2 * r], dv_[i + 2 * r + 1]};
+      }
+      if (quad == 0) to[C::kScore + C::kValue] = sum;
+    }
+  }
+
+  __device__ __forceinline__ float bias_sum(int r) {
+    const float2 sums = shared_.sums[threadIdx.x - 128];
+    float sum = r == 0 ? sums.x : sums.y;
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    return sum + __shfl_xor_sync(~0u, sum, 2);
   }
 
   __device__ __forceinline__ void write(const KeyItem& item) {
@@ -368,13 +459,11 @@ class KeysConsumer {
           }
         }
       }
-      float sum = sum_[r];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      if (groups && real && quad == 0) {
+      const float sum = bias_sum(r);
+      if (sums_wanted(item) && real && quad == 0) {
         if constexpr (C::kRope > 0) {
           p_.bias_partials[item.kv * p_.keys + item.key_index + row] = sum;
-        } else if (p_.dbias != nullptr) {
+        } else {
           p_.dbias[at * p_.bias_heads + item.kv] = sum;
         }
       }
@@ -386,10 +475,7 @@ class KeysConsumer {
   int group_, lane_, row_;
   std::uint32_t key_, value_, query_, dout_;  // shared memory, in units of 16 bytes
   RingPhase<C::kStages> ring_;
-  int first_[2];
-  unsigned seen_[2];
-  float bias_[2], sum_[2];
-  float s_[kScores], dp_[kScores];
+  float s_[kScores], dp_[kTight ? 1 : kScores];
   float dk_[C::kScore / 2], dv_[C::kValue / 2];
   std::uint32_t probabilities_[kScores / 2], dscores_[kTight ? 1 : kScores / 2];
 };
@@ -404,6 +490,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     constexpr int kWarps = 4 * kBackwardConsumers;
     shared.keys_full.init(1);
     shared.keys_empty.init(kWarps);
+    shared.values_full.init(1);
+    shared.values_empty.init(kWarps);
     for (int i = 0; i < C::kStages; ++i) {
       shared.tile_full[i].init(1);
       shared.tile_empty[i].init(kWarps);
@@ -442,7 +530,11 @@ void keys_launch(const PrefillBackward& problem, const BackwardPlan& plan,
                   static_cast<int>(plan.runs.size()),
                   static_cast<int>(plan.far_items),
                   static_cast<int>(plan.far_items + plan.local_items),
-                  forward.heads / kv_heads};
+                  kv_heads,
+                  forward.heads / kv_heads,
+                  space.far_slices,
+                  space.local_slices,
+                  C::kScore + C::kValue + kSlicePad};
   params.counter = space.counters;
   params.lse = space.lse;
   params.delta = space.delta;
@@ -472,8 +564,7 @@ void keys_launch(const PrefillBackward& problem, const BackwardPlan& plan,
   maps.k_nope = tensor_map(gqa ? forward.exact.rope : forward.exact.nope, kv_heads,
                            forward.exact.rows, kKeyBlock);
   maps.value = tensor_map(forward.exact.value, kv_heads, forward.exact.rows, kKeyBlock);
-  maps.group_nope =
-      tensor_map(gqa ? groups.rope : groups.nope, kv_heads, groups.rows, kKeyBlock);
+  maps.group_nope = tensor_map(gqa ? groups.rope : groups.nope, kv_heads, groups.rows, kKeyBlock);
   maps.group_value = tensor_map(groups.value, kv_heads, groups.rows, kKeyBlock);
   if constexpr (C::kRope > 0) {
     maps.q_rope = tensor_map(forward.q_rope, forward.heads, forward.query_rows, C::kTile);

@@ -109,12 +109,10 @@ __device__ __forceinline__ float plain_bias(const PlainJob& job, std::int64_t gr
 __global__ void __launch_bounds__(32 * kWarpsPlain) plain_queries_kernel(const PlainJob job) {
   __shared__ float exchange[kWarpsPlain][256];
   const int lane = threadIdx.x % 32;
-  const std::int64_t stat =
-      static_cast<std::int64_t>(blockIdx.x) * kWarpsPlain + threadIdx.x / 32;
+  const std::int64_t stat = static_cast<std::int64_t>(blockIdx.x) * kWarpsPlain + threadIdx.x / 32;
   const int head = static_cast<int>(blockIdx.y);
   if (stat >= job.stat_rows) return;
-  const BackwardRun& run =
-      plain_run(job, stat, [](const BackwardRun& r) { return r.stat_row; });
+  const BackwardRun& run = plain_run(job, stat, [](const BackwardRun& r) { return r.stat_row; });
   const int t = static_cast<int>(stat - run.stat_row);
   if (t >= run.count) return;
   const std::int64_t row = run.query_row + t;
@@ -170,11 +168,9 @@ __global__ void __launch_bounds__(32 * kWarpsPlain) plain_queries_kernel(const P
 /// dK, dV and dbias of one key: of one KV head, or with MLA of all heads.
 __global__ void __launch_bounds__(32 * kWarpsPlain) plain_keys_kernel(const PlainJob job) {
   const int lane = threadIdx.x % 32;
-  const std::int64_t index =
-      static_cast<std::int64_t>(blockIdx.x) * kWarpsPlain + threadIdx.x / 32;
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kWarpsPlain + threadIdx.x / 32;
   if (index >= job.keys) return;
-  const BackwardRun& run =
-      plain_run(job, index, [](const BackwardRun& r) { return r.key_first; });
+  const BackwardRun& run = plain_run(job, index, [](const BackwardRun& r) { return r.key_first; });
   const int in_run = static_cast<int>(index - run.key_first);
   const bool group = in_run >= run.count;
   const int at = group ? in_run - run.count : in_run;

@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(256) stat_kernel(const StatJob job) {
   const bool real = item < job.stat_rows * job.heads;
   const std::int64_t stat = real ? item / job.heads : 0;
   const int head = static_cast<int>(real ? item % job.heads : 0);
-  const BackwardRun& run = run_find(job.runs, job.run_count, stat,
-                                    [](const BackwardRun& r) { return r.stat_row; });
+  const BackwardRun& run =
+      run_find(job.runs, job.run_count, stat, [](const BackwardRun& r) { return r.stat_row; });
   const std::int64_t position = stat - run.stat_row;
   const std::int64_t row = run.query_row + position;
   const bool held = position < run.count;
@@ -100,8 +100,8 @@ struct FarJob {
 __global__ void __launch_bounds__(128) far_kernel(const FarJob job) {
   __shared__ Turn turns[128];
   const std::int64_t stat = blockIdx.x;
-  const BackwardRun& run = run_find(job.runs, job.run_count, stat,
-                                    [](const BackwardRun& r) { return r.stat_row; });
+  const BackwardRun& run =
+      run_find(job.runs, job.run_count, stat, [](const BackwardRun& r) { return r.stat_row; });
   const int position = static_cast<int>(stat - run.stat_row);
   if (position >= run.count) return;
   const int pairs = job.rotation.pairs;
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(256) heads_sum_kernel(const SumJob job) {
   const std::int64_t key =
       static_cast<std::int64_t>(blockIdx.x) * (256 / kSumLanes) + threadIdx.x / kSumLanes;
   if (key >= job.keys) return;
-  const BackwardRun& run = run_find(job.runs, job.run_count, key,
-                                    [](const BackwardRun& r) { return r.key_first; });
+  const BackwardRun& run =
+      run_find(job.runs, job.run_count, key, [](const BackwardRun& r) { return r.key_first; });
   const std::int64_t index = key - run.key_first;
   const bool group = index >= run.count;
   const std::int64_t row = group ? run.group_row + index - run.count : run.exact_row + index;
@@ -183,6 +183,74 @@ __global__ void __launch_bounds__(256) heads_sum_kernel(const SumJob job) {
     float sum = 0;
     for (int h = 0; h < job.heads; ++h) sum += job.bias[h * job.keys + key];
     job.dbias[row] = sum;
+  }
+}
+
+// --- the sum over slices -------------------------------------------------------------------------
+
+struct SliceJob {
+  const BackwardRun* runs;
+  int run_count, kv_heads, bias_heads;
+  bool far;  // sinks and representatives, else other tokens
+  std::int64_t sink;
+  KeySlices slices;
+  int nope, rope, value;  // widths; GQA's key is all `nope` here
+  float scale;
+  KeyGrads exact, groups;
+  float *rope_partials, *bias_partials;
+  std::int64_t keys;
+  float* dbias;
+};
+
+/// Four columns of one key and KV head; slices are added in the order 0, 1, …
+__global__ void __launch_bounds__(256) slices_sum_kernel(const SliceJob job) {
+  const int score = job.nope + job.rope;
+  const int width = score + job.value + kSlicePad;
+  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  const std::int64_t pair = item / (width / 4);  // key and KV head
+  if (pair >= job.slices.rows * job.kv_heads) return;
+  const int column = static_cast<int>(item % (width / 4)) * 4;
+  const std::int64_t key = pair / job.kv_heads;
+  const int kv = static_cast<int>(pair % job.kv_heads);
+  const bool far = job.far;
+  const BackwardRun& run = run_find(job.runs, job.run_count, key, [far](const BackwardRun& r) {
+    return far ? r.first_far_row : r.first_local_row;
+  });
+  const std::int64_t sink = min(job.sink, static_cast<std::int64_t>(run.count));
+  const std::int64_t in_run = key - (far ? run.first_far_row : run.first_local_row);
+  const bool group = far && in_run >= sink;
+  const std::int64_t index = group ? in_run - sink : far ? in_run : in_run + sink;
+  const std::int64_t row = index + (group ? run.group_row : run.exact_row);
+  const std::int64_t key_index = run.key_first + (group ? run.count : 0) + index;
+
+  float4 sum{0, 0, 0, 0};
+  for (int s = 0; s < job.slices.count; ++s) {
+    const float4 x = *reinterpret_cast<const float4*>(
+        job.slices.partials + (s * job.slices.rows * job.kv_heads + pair) * width + column);
+    sum.x += x.x;
+    sum.y += x.y;
+    sum.z += x.z;
+    sum.w += x.w;
+  }
+  const KeyGrads& to = group ? job.groups : job.exact;
+  const auto write = [&](const GradRows& rows, int at, float scale) {
+    if (rows.data == nullptr) return;
+    *reinterpret_cast<uint2*>(rows.data + row * rows.row_stride + kv * rows.head_stride + at) =
+        uint2{pack_bf16(sum.x * scale, sum.y * scale), pack_bf16(sum.z * scale, sum.w * scale)};
+  };
+  if (column < job.nope) {
+    write(job.rope > 0 ? to.nope : to.rope, column, job.scale);
+  } else if (column < score) {
+    *reinterpret_cast<float4*>(job.rope_partials + (kv * job.keys + key_index) * kRopePartial +
+                               column - job.nope) = sum;
+  } else if (column < score + job.value) {
+    write(to.value, column - score, 1.0f);
+  } else if (group && job.dbias != nullptr) {
+    if (job.rope > 0) {
+      job.bias_partials[kv * job.keys + key_index] = sum.x;
+    } else {
+      job.dbias[row * job.bias_heads + kv] = sum.x;
+    }
   }
 }
 
@@ -219,6 +287,38 @@ void backward_prepare(const PrefillBackward& problem, const BackwardPlan& plan,
                      forward.rotation, forward.q_rope, space.far};
     far_kernel<<<static_cast<unsigned>(plan.stat_rows), 128, 0, queue.stream>>>(far);
     check(cudaGetLastError(), "rotating queries for a backward pass");
+  }
+}
+
+void backward_slices_sum(const PrefillBackward& problem, const BackwardPlan& plan,
+                         const BackwardSpace& space, const Queue& queue) {
+  const Prefill& forward = problem.forward;
+  const bool gqa = forward.form == Form::gqa;
+  for (const bool far : {true, false}) {
+    const KeySlices& slices = far ? space.far_slices : space.local_slices;
+    if (slices.count == 1 || slices.rows == 0) continue;
+    SliceJob job{};
+    job.runs = space.runs;
+    job.run_count = static_cast<int>(plan.runs.size());
+    job.kv_heads = key_heads(forward);
+    job.bias_heads = gqa ? forward.kv_heads : 1;
+    job.far = far;
+    job.sink = forward.layout.sink;
+    job.slices = slices;
+    job.nope = gqa ? forward.q_rope.width : forward.q_nope.width;
+    job.rope = gqa ? 0 : forward.q_rope.width;
+    job.value = forward.exact.value.width;
+    job.scale = forward.scale;
+    job.exact = problem.exact;
+    job.groups = problem.groups;
+    job.rope_partials = space.rope_partials;
+    job.bias_partials = space.bias_partials;
+    job.keys = plan.keys;
+    job.dbias = problem.dbias;
+    const std::int64_t threads =
+        slices.rows * job.kv_heads * ((job.nope + job.rope + job.value + kSlicePad) / 4);
+    slices_sum_kernel<<<static_cast<unsigned>((threads + 255) / 256), 256, 0, queue.stream>>>(job);
+    check(cudaGetLastError(), "adding up slices in a backward pass");
   }
 }
 

@@ -24,15 +24,16 @@
 namespace lca::cuda {
 namespace {
 
-template <int Nope, int Rope, int Value, int Keys, int Stages, bool Tight, bool Entry = false>
+/// A block of keys is held until dQ has read it, which is under way while S of the next block is:
+/// a third stage hides its load. Values are read once.
+template <int Nope, int Rope, int Value, int Keys, int ValueStages, bool Tight, bool Entry = false>
 struct QueriesConfig {
-  using WithEntry = QueriesConfig<Nope, Rope, Value, Keys, Stages, Tight, true>;
   static constexpr bool kEntry = Entry;
   /// Too few registers for S, dP and dS at the same time: dP is issued after the exponentials,
   /// and P waits as bf16.
   static constexpr bool kTight = Tight;
   static constexpr int kNope = Nope, kRope = Rope, kScore = Nope + Rope, kValue = Value;
-  static constexpr int kKeys = Keys, kStages = Stages;
+  static constexpr int kKeys = Keys, kKeyStages = 3, kValueStages = ValueStages;
   static constexpr int kRotated = Rope > 0 ? Rope : Nope;  // columns that have two forms
   static constexpr int kQueryBytes = kQueries * kScore * 2, kDoutBytes = kQueries * Value * 2;
   static constexpr int kFarBytes = Entry ? kQueries * kRotated * 2 : 0;
@@ -70,12 +71,12 @@ struct QueriesShared {
   alignas(1024) unsigned char query[C::kQueryBytes];
   alignas(1024) unsigned char dout[C::kDoutBytes];
   alignas(1024) unsigned char far[C::kEntry ? C::kFarBytes : 16];
-  alignas(1024) unsigned char key[C::kStages][C::kKeyBytes];
-  alignas(1024) unsigned char value[C::kStages][C::kValueBytes];
-  alignas(16) float bias[C::kStages][C::kKeys];
+  alignas(1024) unsigned char key[C::kKeyStages][C::kKeyBytes];
+  alignas(1024) unsigned char value[C::kValueStages][C::kValueBytes];
+  alignas(16) float bias[C::kKeyStages][C::kKeys];
   QueryWork tiles[2];
-  LoadBarrier query_full, key_full[C::kStages], value_full[C::kStages];
-  Barrier query_empty, key_empty[C::kStages], value_empty[C::kStages];
+  LoadBarrier query_full, dout_full, key_full[C::kKeyStages], value_full[C::kValueStages];
+  Barrier query_empty, dout_empty, key_empty[C::kKeyStages], value_empty[C::kValueStages];
   Barrier tile_full[2], tile_empty[2];
 };
 
@@ -89,8 +90,7 @@ __device__ __forceinline__ Block work_block(const QueryTile& tile, int n) {
 // --- producer ------------------------------------------------------------------------------------
 
 template <typename C>
-__device__ __forceinline__ void queries_schedule(const QueriesParams& p,
-                                                 QueriesShared<C>& shared) {
+__device__ __forceinline__ void queries_schedule(const QueriesParams& p, QueriesShared<C>& shared) {
   int at = 0;
   int item = blockIdx.x;
   for (std::uint32_t k = 0;; ++k) {
@@ -101,10 +101,10 @@ __device__ __forceinline__ void queries_schedule(const QueriesParams& p,
     if (real) {
       while (at + 1 < p.run_count && item >= p.runs[at + 1].first_tile_item) ++at;
       const BackwardRun& doc = p.runs[at];
-      const RunWork run{doc.query_row, doc.exact_row, doc.group_row, 0,
-                        doc.count,     0,             doc.groups,    doc.tiles,
-                        doc.first_tile_item};
-      tile_fill<C::kKeys, C::kEntry>(p.layout, p.heads, run, item, tile);
+      const RunWork run{doc.query_row, doc.exact_row, doc.group_row,      0, doc.count, 0,
+                        doc.groups,    doc.tiles,     doc.first_tile_item};
+      // The sink in blocks of its own, with any kind of positions: masks are simpler.
+      tile_fill<C::kKeys, true>(p.layout, p.heads, run, item, tile);
       tile.stat_row = doc.stat_row + tile.first;
     } else {
       tile.rows = 0;
@@ -118,7 +118,8 @@ __device__ __forceinline__ void queries_schedule(const QueriesParams& p,
 template <typename C>
 __device__ __forceinline__ void queries_load(const QueriesMaps& maps, QueriesShared<C>& shared) {
   constexpr int kKeys = C::kKeys;
-  RingPhase<C::kStages> ring;
+  RingPhase<C::kKeyStages> keys;
+  RingPhase<C::kValueStages> values;
   for (std::uint32_t k = 0;; ++k) {
     shared.tile_full[k & 1].wait(k >> 1 & 1);
     const QueryWork& tile = shared.tiles[k & 1];
@@ -126,32 +127,37 @@ __device__ __forceinline__ void queries_load(const QueriesMaps& maps, QueriesSha
     const int row = static_cast<int>(tile.query_row);
     shared.query_empty.wait((k & 1) ^ 1);
     LoadBarrier& full = shared.query_full;
-    full.arrive_and_expect_tx(C::kQueryBytes + C::kDoutBytes + C::kFarBytes);
+    full.arrive_and_expect_tx(C::kQueryBytes + C::kFarBytes);
     panels_load<kQueries, C::kNope>(maps.q_nope, full, shared.query, tile.head, row);
     panels_load<kQueries, C::kRope>(maps.q_rope, full, shared.query + kQueries * C::kNope * 2,
                                     tile.head, row);
     if constexpr (C::kEntry) {
       panels_load<kQueries, C::kRotated>(maps.far, full, shared.far, tile.head, row);
     }
-    panels_load<kQueries, C::kValue>(maps.dout, full, shared.dout, tile.head, row);
     const int blocks = tile.blocks();
     for (int n = 0; n < blocks; ++n) {
       const Block block = work_block<kKeys>(tile, n);
       const bool groups = block.kind == BlockKind::groups;
       const int key_row = block_row(tile, block);
-      LoadBarrier& key = shared.key_full[ring.slot];
-      LoadBarrier& value = shared.value_full[ring.slot];
-      shared.key_empty[ring.slot].wait(ring.phase ^ 1);
+      LoadBarrier& key = shared.key_full[keys.slot];
+      LoadBarrier& value = shared.value_full[values.slot];
+      shared.key_empty[keys.slot].wait(keys.phase ^ 1);
       key.arrive_and_expect_tx(C::kKeyBytes);
       panels_load<kKeys, C::kNope>(groups ? maps.group_nope : maps.k_nope, key,
-                                   shared.key[ring.slot], tile.kv, key_row);
+                                   shared.key[keys.slot], tile.kv, key_row);
       panels_load<kKeys, C::kRope>(groups ? maps.group_rope : maps.k_rope, key,
-                                   shared.key[ring.slot] + kKeys * C::kNope * 2, 0, key_row);
-      shared.value_empty[ring.slot].wait(ring.phase ^ 1);
+                                   shared.key[keys.slot] + kKeys * C::kNope * 2, 0, key_row);
+      if (n == 0) {  // needed after the first keys, and free later than the queries
+        shared.dout_empty.wait((k & 1) ^ 1);
+        shared.dout_full.arrive_and_expect_tx(C::kDoutBytes);
+        panels_load<kQueries, C::kValue>(maps.dout, shared.dout_full, shared.dout, tile.head, row);
+      }
+      shared.value_empty[values.slot].wait(values.phase ^ 1);
       value.arrive_and_expect_tx(C::kValueBytes);
       panels_load<kKeys, C::kValue>(groups ? maps.group_value : maps.value, value,
-                                    shared.value[ring.slot], tile.kv, key_row);
-      ring.next();
+                                    shared.value[values.slot], tile.kv, key_row);
+      keys.next();
+      values.next();
     }
     shared.tile_empty[k & 1].arrive();
   }
@@ -162,7 +168,7 @@ template <typename C>
 __device__ __forceinline__ void queries_load_bias(const QueriesParams& p,
                                                   QueriesShared<C>& shared) {
   const int lane = threadIdx.x & 31;
-  RingPhase<C::kStages> ring;
+  RingPhase<C::kKeyStages> ring;
   for (std::uint32_t k = 0;; ++k) {
     shared.tile_full[k & 1].wait(k >> 1 & 1);
     const QueryWork& tile = shared.tiles[k & 1];
@@ -221,24 +227,33 @@ class QueriesConsumer {
   static constexpr int kKeys = C::kKeys;
   static constexpr int kScores = kKeys / 2;  // accumulators of S and dP
 
+  /// dP, which takes the place of S where registers are few.
+  __device__ __forceinline__ float (&dp())[kScores] {
+    if constexpr (C::kTight) {
+      return s_;
+    } else {
+      return dp_;
+    }
+  }
+
   __device__ __forceinline__ void warp_release(Barrier& barrier) {
     if (lane_ == 0) barrier.arrive();
   }
 
   /// Waits for the keys and values of block n; clears rows that are not the document's.
   __device__ __forceinline__ void keys_wait(const QueryWork& tile, int n) {
-    shared_.key_full[ring_.slot].wait(ring_.phase);
+    shared_.key_full[keys_ring_.slot].wait(keys_ring_.phase);
     const int2 owned = block_owned<kKeys>(tile, work_block<kKeys>(tile, n));
     if (owned.x == 0 && owned.y == kKeys) return;
-    shared_.value_full[ring_.slot].wait(ring_.phase);
-    rows_clear<kKeys, C::kScore>(shared_.key[ring_.slot], owned.x, owned.y);
-    rows_clear<kKeys, C::kValue>(shared_.value[ring_.slot], owned.x, owned.y);
+    shared_.value_full[values_ring_.slot].wait(values_ring_.phase);
+    rows_clear<kKeys, C::kScore>(shared_.key[keys_ring_.slot], owned.x, owned.y);
+    rows_clear<kKeys, C::kValue>(shared_.value[values_ring_.slot], owned.x, owned.y);
     async_proxy_fence();
     NamedBarrier::sync(128, kBackwardConsumers + group_);
   }
 
   __device__ __forceinline__ void scores_issue(bool far) {
-    const std::uint32_t key = key_ + ring_.slot * (C::kKeyBytes / 16);
+    const std::uint32_t key = key_ + keys_ring_.slot * (C::kKeyBytes / 16);
     accumulators_fence(s_);
     cute::warpgroup_arrive();
     if constexpr (C::kRope == 0) {
@@ -254,13 +269,13 @@ class QueriesConsumer {
     accumulators_fence(s_);
   }
   __device__ __forceinline__ void dprobabilities_issue() {
-    shared_.value_full[ring_.slot].wait(ring_.phase);
-    accumulators_fence(dp_);
+    shared_.value_full[values_ring_.slot].wait(values_ring_.phase);
+    accumulators_fence(dp());
     cute::warpgroup_arrive();
     product_panels<kKeys, C::kValue, kQueries, kKeys>(
-        dp_, dout_, value_ + ring_.slot * (C::kValueBytes / 16), false);
+        dp(), dout_, value_ + values_ring_.slot * (C::kValueBytes / 16), false);
     cute::warpgroup_commit_batch();
-    accumulators_fence(dp_);
+    accumulators_fence(dp());
   }
   __device__ __forceinline__ void dqueries_issue(int slot, bool add) {
     accumulators_fence(dq_);
@@ -277,7 +292,7 @@ class QueriesConsumer {
     if (block.kind == BlockKind::groups) {
       shift = p_.bias_all;
       if (p_.bias != nullptr) {
-        const float* const bias = shared_.bias[ring_.slot] + 2 * (lane_ & 3);
+        const float* const bias = shared_.bias[keys_ring_.slot] + 2 * (lane_ & 3);
         const float unscale = 1.0f / p_.scale_log2;
 #pragma unroll
         for (int i = 0; i < kScores; i += 4) {
@@ -310,16 +325,13 @@ class QueriesConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Row row = row_of(p_.layout, tile, row_ + 8 * r);
-      const Span span = row_span<C::kEntry>(row, tile, block.kind);
+      const Span span = row_span<true>(row, tile, block.kind);
       const unsigned from_low = column - span.low;
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const int c = 2 * i + j;
-          const bool sunk =
-              static_cast<unsigned>(column + c) < static_cast<unsigned>(span.sink);
-          if (from_low + c >= span.count && !sunk) s_[i + 2 * r + j] = 0;
+          if (from_low + 2 * i + j >= span.count) s_[i + 2 * r + j] = 0;
         }
       }
     }
@@ -332,7 +344,7 @@ class QueriesConsumer {
       const float d = delta_[i >> 1 & 1];
       float2 p{s_[i], s_[i + 1]};
       if constexpr (C::kTight) p = unpack_bf16(probabilities_[i / 2]);
-      dscores_[i / 2] = pack_bf16(p.x * (dp_[i] - d), p.y * (dp_[i + 1] - d));
+      dscores_[i / 2] = pack_bf16(p.x * (dp()[i] - d), p.y * (dp()[i + 1] - d));
     }
   }
 
@@ -385,44 +397,49 @@ class QueriesConsumer {
     shared_.query_full.wait(k & 1);
     keys_wait(tile, 0);
     scores_issue(0 < far);
+    shared_.dout_full.wait(k & 1);
     if constexpr (!C::kTight) dprobabilities_issue();
     cute::warpgroup_wait<C::kTight ? 0 : 1>();
     accumulators_fence(s_);
+    if (blocks == 1) warp_release(shared_.query_empty);
     exponentiate(tile, 0);
     if constexpr (C::kTight) dprobabilities_issue();
     int before = 0;
     for (int n = 0; n + 1 < blocks; ++n) {
       cute::warpgroup_wait<0>();  // dP(n), and dQ(n − 1)
-      accumulators_fence(dp_);
+      accumulators_fence(dp());
       accumulators_fence(dq_);
       if (n > 0) warp_release(shared_.key_empty[before]);
-      before = ring_.slot;
-      warp_release(shared_.value_empty[before]);
+      before = keys_ring_.slot;
+      warp_release(shared_.value_empty[values_ring_.slot]);
       if (C::kEntry && n > 0 && n == far) rotate_back(tile);
       differentiate();
-      ring_.next();
+      keys_ring_.next();
+      values_ring_.next();
       keys_wait(tile, n + 1);
       scores_issue(n + 1 < far);
       dqueries_issue(before, n > 0);
       if constexpr (!C::kTight) dprobabilities_issue();
       cute::warpgroup_wait<C::kTight ? 1 : 2>();
       accumulators_fence(s_);
+      if (n + 2 == blocks) warp_release(shared_.query_empty);  // the next tile's may come
       exponentiate(tile, n + 1);
       if constexpr (C::kTight) dprobabilities_issue();
     }
     cute::warpgroup_wait<0>();
-    accumulators_fence(dp_);
+    accumulators_fence(dp());
     accumulators_fence(dq_);
-    warp_release(shared_.query_empty);
+    warp_release(shared_.dout_empty);
     if (blocks > 1) warp_release(shared_.key_empty[before]);
-    warp_release(shared_.value_empty[ring_.slot]);
+    warp_release(shared_.value_empty[values_ring_.slot]);
     if (C::kEntry && blocks > 1 && blocks - 1 == far) rotate_back(tile);
     differentiate();
-    dqueries_issue(ring_.slot, blocks > 1);
+    dqueries_issue(keys_ring_.slot, blocks > 1);
     cute::warpgroup_wait<0>();
     accumulators_fence(dq_);
-    warp_release(shared_.key_empty[ring_.slot]);
-    ring_.next();
+    warp_release(shared_.key_empty[keys_ring_.slot]);
+    keys_ring_.next();
+    values_ring_.next();
   }
 
   __device__ __forceinline__ void write(const QueryWork& tile) {
@@ -453,9 +470,10 @@ class QueriesConsumer {
   QueriesShared<C>& shared_;
   int group_, lane_, row_;
   std::uint32_t query_, far_, dout_, key_, value_;  // shared memory, in units of 16 bytes
-  RingPhase<C::kStages> ring_;
+  RingPhase<C::kKeyStages> keys_ring_;
+  RingPhase<C::kValueStages> values_ring_;
   float lse_[2], delta_[2];
-  float s_[kScores], dp_[kScores], dq_[C::kScore / 2];
+  float s_[kScores], dp_[C::kTight ? 1 : kScores], dq_[C::kScore / 2];
   std::uint32_t dscores_[kScores / 2], probabilities_[C::kTight ? kScores / 2 : 1];
 };
 
@@ -471,10 +489,14 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     constexpr int kWarps = 4 * kBackwardConsumers;
     shared.query_full.init(1);
     shared.query_empty.init(kWarps);
-    for (int i = 0; i < C::kStages; ++i) {
+    shared.dout_full.init(1);
+    shared.dout_empty.init(kWarps);
+    for (int i = 0; i < C::kKeyStages; ++i) {
       shared.key_full[i].init(biased ? 2 : 1);
-      shared.value_full[i].init(1);
       shared.key_empty[i].init(kWarps);
+    }
+    for (int i = 0; i < C::kValueStages; ++i) {
+      shared.value_full[i].init(1);
       shared.value_empty[i].init(kWarps);
     }
     for (int i = 0; i < 2; ++i) {
@@ -565,32 +587,43 @@ void queries_launch(const PrefillBackward& problem, const BackwardPlan& plan,
   check(cudaGetLastError(), "launching the gradients of queries");
 }
 
-template <typename C>
+// Entry positions take shared memory for the second form: MLA's blocks are shorter there.
+template <bool Entry>
+using QueriesMla = QueriesConfig<128, 64, 128, Entry ? 64 : 80, Entry ? 3 : 2, false, Entry>;
+template <bool Entry>
+using QueriesGqa128 = QueriesConfig<128, 0, 128, 96, 2, false, Entry>;
+template <bool Entry>
+using QueriesGqa64 = QueriesConfig<64, 0, 64, 128, 3, false, Entry>;
+
+template <bool Entry>
 void queries_launch_form(const PrefillBackward& problem, const BackwardPlan& plan,
                          const BackwardSpace& space, const Queue& queue) {
-  problem.forward.rotation.steps == nullptr
-      ? queries_launch<C>(problem, plan, space, queue)
-      : queries_launch<typename C::WithEntry>(problem, plan, space, queue);
+#ifdef LCA_VARIANTS
+  if (const char* v = getenv("VARIANT");
+      v != nullptr && problem.forward.form == Form::mla && !Entry) {
+    if (*v == '1')
+      queries_launch<QueriesConfig<128, 64, 128, 64, 3, false>>(problem, plan, space, queue);
+    if (*v == '2')
+      queries_launch<QueriesConfig<128, 64, 128, 80, 2, true>>(problem, plan, space, queue);
+    return;
+  }
+#endif
+  if (problem.forward.form == Form::mla) {
+    queries_launch<QueriesMla<Entry>>(problem, plan, space, queue);
+  } else if (problem.forward.q_rope.width == 128) {
+    queries_launch<QueriesGqa128<Entry>>(problem, plan, space, queue);
+  } else {
+    queries_launch<QueriesGqa64<Entry>>(problem, plan, space, queue);
+  }
 }
-
-using QueriesMla = QueriesConfig<128, 64, 128, 96, 2, true>;
-using QueriesMlaLoose = QueriesConfig<128, 64, 128, 80, 2, false>;
-using QueriesGqa128 = QueriesConfig<128, 0, 128, 96, 2, false>;
-using QueriesGqa64 = QueriesConfig<64, 0, 64, 128, 3, false>;
 
 }  // namespace
 
 void backward_queries_sm90(const PrefillBackward& problem, const BackwardPlan& plan,
                            const BackwardSpace& space, const Queue& queue) {
-  if (problem.forward.form == Form::mla && getenv("LOOSE") != nullptr) {
-    queries_launch<QueriesMlaLoose>(problem, plan, space, queue);
-  } else if (problem.forward.form == Form::mla) {
-    queries_launch_form<QueriesMla>(problem, plan, space, queue);
-  } else if (problem.forward.q_rope.width == 128) {
-    queries_launch_form<QueriesGqa128>(problem, plan, space, queue);
-  } else {
-    queries_launch_form<QueriesGqa64>(problem, plan, space, queue);
-  }
+  problem.forward.rotation.steps == nullptr
+      ? queries_launch_form<false>(problem, plan, space, queue)
+      : queries_launch_form<true>(problem, plan, space, queue);
 }
 
 }  // namespace lca::cuda

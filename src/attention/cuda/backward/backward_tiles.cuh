@@ -1,7 +1,8 @@
 #pragma once
 /// The work of the keys kernel as numbers. An item is a block of keys of one KV head (MLA: of one
 /// head) with all queries that see it. First come the items of sinks and representatives, which
-/// all later queries see, then those of other tokens, which about w + g + 128 queries see.
+/// all later queries see, then those of other tokens, which about w + g + 128 queries see. Where
+/// items would be too long each is cut into slices of its (head, tile) pairs.
 
 #include "attention/cuda/backward/backward_plan.h"
 
@@ -21,6 +22,8 @@ struct KeyItem {
   std::int32_t count;                   // queries there are
   std::int32_t query_row;
   std::int64_t stat_row;
+  std::int32_t step_begin, step_end;  // of heads · tile_count: heads ascending, tiles descending
+  float* partial;                     // row 0 of the slice's sums; null: gradients are written
 };
 
 /// The queries that see one key: `Layout` turned round.
@@ -36,7 +39,9 @@ struct KeyItems {
   const BackwardRun* runs;
   int run_count;
   int far_items, items;
-  int heads_per_kv;
+  int kv_heads, heads_per_kv;
+  KeySlices far, local;
+  int partial_width;
 };
 
 /// Fills one item. `run` is where the search begins: items only grow.
@@ -48,14 +53,16 @@ __device__ __forceinline__ void item_fill(const KeyItems& all, int index, int& r
     if (run >= 0) run = -1;  // a second walk over the runs: −1 − run
   }
   int at = far ? run : -1 - run;
-  while (at + 1 < all.run_count && index >= (far ? all.runs[at + 1].first_far_item
-                                                 : all.runs[at + 1].first_local_item)) {
+  while (at + 1 < all.run_count &&
+         index >= (far ? all.runs[at + 1].first_far_item : all.runs[at + 1].first_local_item)) {
     ++at;
   }
   run = far ? at : -1 - at;
   const BackwardRun& doc = all.runs[at];
   // Blocks of one head follow each other: they read the same queries at about the same time.
-  const int local = index - (far ? doc.first_far_item : doc.first_local_item);
+  const KeySlices& slices = far ? all.far : all.local;
+  const int slice = (index - (far ? doc.first_far_item : doc.first_local_item)) % slices.count;
+  const int local = (index - (far ? doc.first_far_item : doc.first_local_item)) / slices.count;
   const int blocks = far ? doc.sink_blocks + doc.group_blocks : doc.local_blocks;
   item.kv = local / blocks;
   int block = local % blocks;
@@ -89,6 +96,16 @@ __device__ __forceinline__ void item_fill(const KeyItems& all, int index, int& r
   item.tile_count = (last.end - 1) / kTile + 1 - item.tile_first;
   item.all_begin = last.begin;
   item.all_end = first.end;
+  const std::int64_t steps = static_cast<std::int64_t>(item.heads) * item.tile_count;
+  item.step_begin = static_cast<int>(steps * slice / slices.count);
+  item.step_end = static_cast<int>(steps * (slice + 1) / slices.count);
+  item.partial = nullptr;
+  if (slices.count > 1) {
+    const std::int64_t row = far ? doc.first_far_row + (groups ? sink : 0) + item.base
+                                 : doc.first_local_row + item.base - sink;
+    item.partial = slices.partials +
+                   ((slice * slices.rows + row) * all.kv_heads + item.kv) * all.partial_width;
+  }
 }
 
 }  // namespace lca::cuda

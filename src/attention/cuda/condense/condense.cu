@@ -82,16 +82,22 @@ __global__ __launch_bounds__(block_warps(kSplit) *
                       head * job.positional.head_stride + positional_column,
                   positional_stride, lane);
   __syncwarp();  // all loads are on their way: see load_now
-  {
-    typename Positional::Query positional_query;
+  typename Positional::Query positional_query;
+  if (!kSemanticScored && job.queries.data != nullptr) {
+    static_assert(kSemanticScored || kSplit == 1);
+    const bf16* from = job.queries.data + place.document * job.queries.row_stride +
+                       head * job.sharing * job.queries.head_stride;
+    positional_query = Positional::mean(from, job.queries, job.layout.summary_range(place.index, 0),
+                                        job.sharing, lane);
+  } else {
     positional_query.load(positional_summary, lane);
-    if constexpr (kSemanticScored) {
-      typename Semantic::Query semantic_query;
-      semantic_query.load(semantic_summary, lane);
-      semantic.dots(semantic_query, scores[warp][0], lane);
-    }
-    positional.dots(positional_query, scores[warp][1], lane);
   }
+  if constexpr (kSemanticScored) {
+    typename Semantic::Query semantic_query;
+    semantic_query.load(semantic_summary, lane);
+    semantic.dots(semantic_query, scores[warp][0], lane);
+  }
+  positional.dots(positional_query, scores[warp][1], lane);
   sync();
 
   // Lane i has token i, in every warp.
@@ -154,7 +160,7 @@ __global__ __launch_bounds__(block_warps(kSplit) *
       positional.pool(job.positional_pool, alpha, best, lane, value, stored);
       Positional::store(stored, out + positional_column, lane);
     }
-    if (job.mass == Mass::score) own += Positional::own_dot(value, positional_summary, lane);
+    if (job.mass == Mass::score) own += Positional::own_dot(value, positional_query, lane);
   }
   if (job.out_bias != nullptr) {  // the same for all threads
     own = warp_sum(own);
@@ -173,7 +179,7 @@ __global__ __launch_bounds__(block_warps(kSplit) *
 // --- which -----------------------------------------------------------------------------------
 
 template <bool kSemanticScored, int kSemantic, int kPositional, int G>
-bool fast_launch(const CondenseJob& job, const Queue& queue) {
+void fast_launch(const CondenseJob& job, const Queue& queue) {
   constexpr int kValues = (kSemantic + kPositional) * G;  // 128 registers a lane are 8192 of them
   constexpr int kSplit = kValues > 16384 ? 4 : kValues > 8192 ? 2 : 1;
   constexpr int kWarps = block_warps(kSplit);
@@ -186,11 +192,10 @@ bool fast_launch(const CondenseJob& job, const Queue& queue) {
     condense_warp_kernel<kSemanticScored, kSemantic, kPositional, G, kSplit, true>
         <<<blocks, kWarps * 32, 0, queue.stream>>>(job);
   }
-  return true;
 }
 
 template <bool kSemanticScored, int kSemantic, int kPositional>
-bool fast_launch_group(const CondenseJob& job, const Queue& queue) {
+void fast_launch_group(const CondenseJob& job, const Queue& queue) {
   switch (job.group) {
     case 4:
       return fast_launch<kSemanticScored, kSemantic, kPositional, 4>(job, queue);
@@ -198,33 +203,29 @@ bool fast_launch_group(const CondenseJob& job, const Queue& queue) {
       return fast_launch<kSemanticScored, kSemantic, kPositional, 8>(job, queue);
     case 16:
       return fast_launch<kSemanticScored, kSemantic, kPositional, 16>(job, queue);
-    case 32:
-      return fast_launch<kSemanticScored, kSemantic, kPositional, 32>(job, queue);
     default:
-      return false;
+      return fast_launch<kSemanticScored, kSemantic, kPositional, 32>(job, queue);
   }
 }
 
-bool fast_launch_any(const CondenseJob& job, const Queue& queue) {
-  const auto fits = [](const auto& rows) {
-    return aligned_16(rows.data) && rows.row_stride % 8 == 0 && rows.head_stride % 8 == 0;
-  };
-  if (!fits(job.semantic) || !fits(job.positional) || !fits(job.out_semantic) ||
-      !fits(job.out_positional) || !aligned_16(job.summary)) {
+// Whether fast_launch_any has an instance.
+bool fast_covers(const CondenseJob& job) {
+  if (!rows_fit_vectors(job.semantic) || !rows_fit_vectors(job.positional) ||
+      !rows_fit_vectors(job.out_semantic) || !rows_fit_vectors(job.out_positional) ||
+      !aligned_16(job.summary)) {
     return false;
   }
-  if (job.score_heads != 1) return false;
   if (job.rotation.steps != nullptr && job.positional_pool != Pool::select) return false;
-  const int s = job.d_semantic;
-  const int p = job.d_positional;
+  return widths_known(job);
+}
+
+void fast_launch_any(const CondenseJob& job, const Queue& queue) {
   if (job.semantic_scored) {
-    if (s == 512 && p == 64) return fast_launch_group<true, 512, 64>(job, queue);
-    if (s == 256 && p == 32) return fast_launch_group<true, 256, 32>(job, queue);
-    return false;
+    if (job.d_semantic == 512) return fast_launch_group<true, 512, 64>(job, queue);
+    return fast_launch_group<true, 256, 32>(job, queue);
   }
-  if (s == 128 && p == 128) return fast_launch_group<false, 128, 128>(job, queue);
-  if (s == 64 && p == 64) return fast_launch_group<false, 64, 64>(job, queue);
-  return false;
+  if (job.d_semantic == 128) return fast_launch_group<false, 128, 128>(job, queue);
+  return fast_launch_group<false, 64, 64>(job, queue);
 }
 
 }  // namespace
@@ -266,16 +267,33 @@ CondenseJob condense_job(const Condense& request) {
   job.first_group = request.first_group;
   job.documents = request.documents;
   job.sink = settings.sink;
+  if (request.queries.rows > 0) job.queries = request.queries.rope;
+  job.layout = Layout(settings);
+  job.sharing = static_cast<int>(shape.heads_per_kv());
   if (job.items > INT32_MAX || settings.group > INT32_MAX) {
     throw Error(ErrorKind::bad_input, "condensing on the GPU: too many groups, or too large ones");
   }
   return job;
 }
 
+bool queries_sum(const Condense& request) {
+  return request.shape.form == Form::gqa && request.settings.head_reduce != HeadReduce::max &&
+         !request.one_summary && request.first_group == 0 && request.queries.rows > 0 &&
+         request.queries.first == 0 && rows_fit_vectors(request.queries.rope);
+}
+
+bool condense_sums(const Condense& request) {
+  return queries_sum(request) && fast_covers(condense_job(request));
+}
+
 void condense(const Condense& request, const Queue& queue) {
   if (request.count <= 0) return;
   const CondenseJob job = condense_job(request);
-  if (!fast_launch_any(job, queue)) condense_plain(job, queue);
+  if (fast_covers(job)) {
+    fast_launch_any(job, queue);
+  } else {
+    condense_plain(job, queue);
+  }
   check(cudaGetLastError(), "condensing");
 }
 

@@ -92,6 +92,7 @@ struct Condense {
   HeadRows positional;             ///< [rows][KV][d_positional]
   const float* summary = nullptr;  ///< [count or 1][KV][summary_width], without scale or 1/heads
   bool one_summary = false;        ///< one row serves all groups
+  QueryRows queries;               ///< where it has rows, in place of `summary`: condense_sums
   std::int64_t count = 0;
   RotationView rotation;         ///< of the positional parts, to their representatives' positions
   std::int64_t first_group = 0;  ///< number of the first group in its document; for `rotation`
@@ -102,6 +103,11 @@ struct Condense {
   float* out_scores = nullptr;   ///< [count][KV][g]; may be null
 };
 void condense(const Condense& job, const Queue& queue);
+
+/// Whether the kernel can sum up job.queries itself, for each group those of
+/// layout.summary_range(j, 0): no summary is needed then, and no means are written. GQA with what
+/// has a fast kernel; row 0 of the queries is position 0, as of a whole sequence.
+bool condense_sums(const Condense& job);
 
 /// Puts `count` representatives into a session's pages from representative `first` on, quantised as
 /// the pool says. `pages` is a device pointer.

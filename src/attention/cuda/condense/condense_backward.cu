@@ -123,7 +123,14 @@ __global__ __launch_bounds__(backward_warps(kSplit) *
   typename Semantic::Query semantic_scored = {};
   if constexpr (kSemanticScored) semantic_scored.load(summary + semantic_column, lane);
   typename Positional::Query positional_scored;
-  positional_scored.load(summary + kSummary - kPositional + positional_column, lane);
+  if (!kSemanticScored && forward.queries.data != nullptr) {
+    const bf16* from = forward.queries.data + place.document * forward.queries.row_stride +
+                       head * forward.sharing * forward.queries.head_stride;
+    positional_scored = Positional::mean(
+        from, forward.queries, forward.layout.summary_range(place.index, 0), forward.sharing, lane);
+  } else {
+    positional_scored.load(summary + kSummary - kPositional + positional_column, lane);
+  }
 
   typename Semantic::Query semantic_grad;
   {
@@ -231,7 +238,7 @@ __global__ __launch_bounds__(backward_warps(kSplit) *
 // --- which -------------------------------------------------------------------------------------
 
 template <bool kSemanticScored, int kSemantic, int kPositional, int G>
-bool backward_launch(const CondenseBackwardJob& job, const Queue& queue) {
+void backward_launch(const CondenseBackwardJob& job, const Queue& queue) {
   constexpr int kValues = (kSemantic + kPositional) * G;
   constexpr int kSplit = kValues > 16384 ? 4 : kValues > 8192 ? 2 : 1;
   constexpr int kWarps = backward_warps(kSplit);
@@ -239,11 +246,10 @@ bool backward_launch(const CondenseBackwardJob& job, const Queue& queue) {
   const auto blocks = static_cast<unsigned>((job.forward.items + kItems - 1) / kItems);
   condense_backward_kernel<kSemanticScored, kSemantic, kPositional, G, kSplit>
       <<<blocks, kWarps * 32, 0, queue.stream>>>(job);
-  return true;
 }
 
 template <bool kSemanticScored, int kSemantic, int kPositional>
-bool backward_launch_group(const CondenseBackwardJob& job, const Queue& queue) {
+void backward_launch_group(const CondenseBackwardJob& job, const Queue& queue) {
   switch (job.forward.group) {
     case 4:
       return backward_launch<kSemanticScored, kSemantic, kPositional, 4>(job, queue);
@@ -251,43 +257,36 @@ bool backward_launch_group(const CondenseBackwardJob& job, const Queue& queue) {
       return backward_launch<kSemanticScored, kSemantic, kPositional, 8>(job, queue);
     case 16:
       return backward_launch<kSemanticScored, kSemantic, kPositional, 16>(job, queue);
-    case 32:
-      return backward_launch<kSemanticScored, kSemantic, kPositional, 32>(job, queue);
     default:
-      return false;
+      return backward_launch<kSemanticScored, kSemantic, kPositional, 32>(job, queue);
   }
 }
 
-bool backward_launch_any(const CondenseBackwardJob& job, const Queue& queue) {
+// Whether backward_launch_any has an instance.
+bool backward_covers(const CondenseBackwardJob& job) {
   const CondenseJob& forward = job.forward;
-  const auto fits = [](const auto& rows) {
-    return aligned_16(rows.data) && rows.row_stride % 8 == 0 && rows.head_stride % 8 == 0;
-  };
-  if (!fits(forward.semantic) || !fits(forward.positional) || !fits(job.grad_semantic) ||
-      !fits(job.grad_positional) || !fits(job.semantic) || !fits(job.positional) ||
+  if (!rows_fit_vectors(forward.semantic) || !rows_fit_vectors(forward.positional) ||
+      !rows_fit_vectors(job.grad_semantic) || !rows_fit_vectors(job.grad_positional) ||
+      !rows_fit_vectors(job.semantic) || !rows_fit_vectors(job.positional) ||
       !aligned_16(forward.summary)) {
     return false;
   }
-  if (forward.score_heads != 1 || forward.positional_pool != Pool::select) return false;
-  if (forward.semantic_pool != Pool::weighted && forward.semantic_pool != Pool::select) {
-    return false;
-  }
-  const int s = forward.d_semantic;
-  const int p = forward.d_positional;
-  if (forward.semantic_scored) {
-    if (s == 512 && p == 64) return backward_launch_group<true, 512, 64>(job, queue);
-    if (s == 256 && p == 32) return backward_launch_group<true, 256, 32>(job, queue);
-    return false;
-  }
-  if (s == 128 && p == 128) return backward_launch_group<false, 128, 128>(job, queue);
-  if (s == 64 && p == 64) return backward_launch_group<false, 64, 64>(job, queue);
-  return false;
+  const Pool semantic = forward.semantic_pool;
+  return (semantic == Pool::weighted || semantic == Pool::select) &&
+         forward.positional_pool == Pool::select && widths_known(forward);
 }
 
-}  // namespace
+void backward_launch_any(const CondenseBackwardJob& job, const Queue& queue) {
+  const int width = job.forward.d_semantic;
+  if (job.forward.semantic_scored) {
+    if (width == 512) return backward_launch_group<true, 512, 64>(job, queue);
+    return backward_launch_group<true, 256, 32>(job, queue);
+  }
+  if (width == 128) return backward_launch_group<false, 128, 128>(job, queue);
+  return backward_launch_group<false, 64, 64>(job, queue);
+}
 
-void condense_backward(const CondenseBackward& request, const Queue& queue) {
-  if (request.forward.count <= 0) return;
+CondenseBackwardJob backward_job(const CondenseBackward& request) {
   CondenseBackwardJob job{};
   job.forward = condense_job(request.forward);
   job.grad_semantic = request.grad_semantic;
@@ -298,7 +297,23 @@ void condense_backward(const CondenseBackward& request, const Queue& queue) {
   job.accumulate = request.accumulate;
   job.summary_semantic = request.summary_semantic;
   job.summary_positional = request.summary_positional;
-  if (!backward_launch_any(job, queue)) condense_backward_plain(job, queue);
+  return job;
+}
+
+}  // namespace
+
+bool condense_backward_sums(const CondenseBackward& request) {
+  return queries_sum(request.forward) && backward_covers(backward_job(request));
+}
+
+void condense_backward(const CondenseBackward& request, const Queue& queue) {
+  if (request.forward.count <= 0) return;
+  const CondenseBackwardJob job = backward_job(request);
+  if (backward_covers(job)) {
+    backward_launch_any(job, queue);
+  } else {
+    condense_backward_plain(job, queue);
+  }
   check(cudaGetLastError(), "condensing's backward pass");
 }
 

@@ -25,6 +25,8 @@ struct CondenseBackward {
 
 /// Writes the rows of all groups; other rows are left as they are.
 void condense_backward(const CondenseBackward& request, const Queue& queue);
+/// condense_sums of this pass.
+bool condense_backward_sums(const CondenseBackward& request);
 
 /// Zeros in the rows of `tokens` tokens that belong to no group; `groups` are all groups of the
 /// only document, where there is no table. Each tensor may be without data.

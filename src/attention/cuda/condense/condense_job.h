@@ -36,6 +36,9 @@ struct CondenseJob {
   std::int64_t first_group;
   Documents documents;
   std::int64_t sink;
+  HeadRows queries;  ///< where it has data, the summary is made of them
+  Layout layout;
+  int sharing;  ///< query heads for each KV head
 
   /// From member t of a document's group j to its representative's position (mechanism §10).
   __host__ __device__ int difference(std::int64_t j, int t) const {
@@ -43,15 +46,37 @@ struct CondenseJob {
   }
 };
 
-/// Where a group lies: the row of its first token, and its number in its document.
+/// Where a group lies: the row of its first token, its number in its document, and the row of the
+/// document's first query.
 struct GroupPlace {
   std::int64_t row = 0;
   std::int64_t index = 0;
+  std::int64_t document = 0;
 };
 
 /// The arguments of a request; throws Error where they are too large.
 struct Condense;
 CondenseJob condense_job(const Condense& request);
+
+/// Whether a kernel that knows these widths and groups could sum up the request's queries itself.
+bool queries_sum(const Condense& request);
+
+/// Whether rows can be read 16 bytes at a time.
+template <typename Rows>
+bool rows_fit_vectors(const Rows& rows) {
+  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.row_stride % 8 == 0 &&
+         rows.head_stride % 8 == 0;
+}
+
+/// Widths, groups and head reductions that fast kernels have instances for.
+inline bool widths_known(const CondenseJob& job) {
+  if (job.score_heads != 1) return false;
+  if (job.group != 4 && job.group != 8 && job.group != 16 && job.group != 32) return false;
+  const int s = job.d_semantic;
+  const int p = job.d_positional;
+  if (job.semantic_scored) return (s == 512 && p == 64) || (s == 256 && p == 32);
+  return s == p && (s == 64 || s == 128);
+}
 
 /// The kernel for everything that no fast instance covers.
 void condense_plain(const CondenseJob& job, const Queue& queue);
@@ -65,10 +90,10 @@ __device__ inline float score_bounded(float score) {
 
 /// Of group `group` of the call; all lanes of a warp ask for the same.
 __device__ inline GroupPlace group_place(const CondenseJob& job, std::int64_t group, int lane) {
-  if (job.documents.table == nullptr) return {group * job.group, job.first_group + group};
+  if (job.documents.table == nullptr) return {group * job.group, job.first_group + group, 0};
   const DocumentPlace document = document_of_group(job.documents, group, lane);
   const std::int64_t index = group - document.group;
-  return {document.row + job.sink + index * job.group, index};
+  return {document.row + job.sink + index * job.group, index, document.row};
 }
 
 /// b_j (§5), from Σ exp(s_i − top).

@@ -5,6 +5,7 @@
 
 #include "attention/cuda/condense/condense_vectors.h"
 #include "attention/cuda/views.h"
+#include "attention/layout.h"
 
 namespace lca::cuda {
 
@@ -184,13 +185,71 @@ struct Tile {
     }
   }
 
+  // The mean over the rows of `range`, added up over `heads` heads, of rows as wide as the tile's:
+  // every lane gets its columns. Lanes read them as they read the tile's, 6 loads at a time.
+  __device__ static Query mean(const bf16* first, const HeadRows& rows, const Range& range,
+                               int heads, int lane) {
+    constexpr int kBatch = 6;
+    Query sum = {};
+    const auto count = static_cast<int>(range.size());
+    const bf16* from = first + (range.begin + lane / kLanes) * rows.row_stride + lane % kLanes * 8;
+    int t = lane / kLanes;
+    int h = 0;
+    while (t < count) {
+      uint4 batch[kBatch][kAcross];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int a = 0; a < kAcross; ++a) {
+          batch[b][a] = {0, 0, 0, 0};
+          if (t < count) {
+            batch[b][a] =
+                *reinterpret_cast<const uint4*>(from + h * rows.head_stride + a * kLanes * 8);
+          }
+        }
+        if (++h == heads) {
+          h = 0;
+          t += kRows;
+          from += kRows * rows.row_stride;
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int a = 0; a < kAcross; ++a) {
+          float value[8];
+          unpack(batch[b][a], value);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) sum.value[a][i] += value[i];
+        }
+      }
+    }
+    __syncwarp();
+    const float share = 1.0f / static_cast<float>(count);
+#pragma unroll
+    for (int a = 0; a < kAcross; ++a) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int mask = kLanes; mask < 32; mask *= 2) {
+          sum.value[a][i] += __shfl_xor_sync(0xffffffffu, sum.value[a][i], mask);
+        }
+        sum.value[a][i] *= share;
+      }
+    }
+    return sum;
+  }
+
   // A lane's part of pooled · summary: each column counts once.
   __device__ static float own_dot(const float (&value)[kAcross][8], const float* summary,
                                   int lane) {
+    Query query;
+    query.load(summary, lane);
+    return own_dot(value, query, lane);
+  }
+  __device__ static float own_dot(const float (&value)[kAcross][8], const Query& query, int lane) {
     float sum = 0;
     if (lane < kLanes) {
-      Query query;
-      query.load(summary, lane);
 #pragma unroll
       for (int a = 0; a < kAcross; ++a) {
 #pragma unroll

@@ -5,11 +5,13 @@
 // queries' [65536][16][128 + 64] bf16: 403 MB written, 17 MB read (and again from L2 by
 // neighbours): 98 µs at 4.27 TB/s; twice that where it adds to what is there.
 //
-// How data moves: a block takes 16 queries. Which groups a query scores is law (Layout), so each
-// query adds up its own groups in order and is written once. A thread has the same columns of
-// several queries: neighbours mostly score the same groups, and the sum stays in registers.
+// How data moves: a block takes 16 queries, more where they are short. Which groups a query scores
+// is law (Layout), so each query adds up its own groups in order and is written once. A thread has
+// the same columns of several queries: neighbours mostly score the same groups, and the sum stays
+// in registers.
 #include <lca/error.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "attention/cuda/condense/condense_backward.h"
@@ -19,7 +21,8 @@ namespace lca::cuda {
 namespace {
 
 constexpr int kGradThreads = 384;  // the vectors of a query of DeepSeek-V2-Lite
-constexpr int kGradRows = 16;
+constexpr int kGradVectors = 16;   // of a thread
+constexpr int kGradRowsMost = 64;  // queries of a block
 
 // A token's document: where it lies in it, and the document's groups.
 struct TokenPlace {
@@ -28,8 +31,8 @@ struct TokenPlace {
   std::int64_t groups;
 };
 
-__device__ TokenPlace token_place(const Layout& layout, const Documents& documents,
-                                  std::int64_t groups, std::int64_t row) {
+__device__ TokenPlace token_place(const Documents& documents, std::int64_t groups,
+                                  std::int64_t row) {
   if (documents.table == nullptr) return {row, 0, groups};
   const DocumentPlace* const at = documents.table + document_of_row(documents, row);
   return {row - at[0].row, at[0].group, at[1].group - at[0].group};
@@ -74,8 +77,10 @@ __device__ void columns_write(const QueryGrads& job, const Columns& columns,
   bf16* const to = columns.to.data + head * columns.to.head_stride + column;
 
   float sum[kVec] = {};
-  std::int64_t begin = 0, end = 0;  // the groups that `sum` is of
-  for (int r = slice; r < rows; r += slices) {
+  std::int64_t begin = 0, end = 0;                      // the groups that `sum` is of
+  const int share_rows = (rows + slices - 1) / slices;  // neighbours stay together
+  const int last = min(rows, (slice + 1) * share_rows);
+  for (int r = slice * share_rows; r < last; ++r) {
     const QueryGroups query = queries[r];
     if (query.begin != begin || query.end != end) {
       begin = query.begin;
@@ -110,19 +115,19 @@ __device__ void columns_write(const QueryGrads& job, const Columns& columns,
 
 template <int kVec>
 __global__ __launch_bounds__(kGradThreads) void query_grads_kernel(
-    const __grid_constant__ QueryGrads job, int nope_units, int units) {
-  __shared__ QueryGroups queries[kGradRows];
+    const __grid_constant__ QueryGrads job, int nope_units, int units, int block_rows) {
+  __shared__ QueryGroups queries[kGradRowsMost];
   const int tid = static_cast<int>(threadIdx.x);
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kGradRows;
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * block_rows;
   const std::int64_t left = job.tokens - first_row;
-  const int rows = left < kGradRows ? static_cast<int>(left) : kGradRows;
+  const int rows = left < block_rows ? static_cast<int>(left) : block_rows;
   if (tid < rows) {
     if (job.prompt > 0) {
       const bool scores =
           job.groups > 0 && job.layout.summary_range(0, job.prompt).contains(first_row + tid);
       queries[tid] = {0, scores ? 1 : 0, 0};
     } else {
-      const TokenPlace place = token_place(job.layout, job.documents, job.groups, first_row + tid);
+      const TokenPlace place = token_place(job.documents, job.groups, first_row + tid);
       const Range range = job.layout.summary_groups(place.position, place.groups);
       queries[tid] = {place.group_first + range.begin, place.group_first + range.end,
                       place.group_first};
@@ -181,7 +186,7 @@ __global__ __launch_bounds__(kClearThreads) void gaps_clear_kernel(
     const std::int64_t row = first + threadIdx.x;
     bool outside = false;
     if (row < tokens) {
-      const TokenPlace place = token_place(layout, documents, groups, row);
+      const TokenPlace place = token_place(documents, groups, row);
       outside = place.groups == 0 || place.position < layout.group_range(0).begin ||
                 place.position >= layout.group_range(place.groups - 1).end;
     }
@@ -277,8 +282,9 @@ void query_grads(const QueryGrads& request, const Queue& queue) {
   const int nope = units_of(request.q_nope);
   const int units = nope + units_of(request.q_rope);
   const auto kernel = wide ? query_grads_kernel<8> : query_grads_kernel<1>;
-  kernel<<<tile_blocks(request.tokens, kGradRows), kGradThreads, 0, queue.stream>>>(request, nope,
-                                                                                    units);
+  const int rows = std::clamp(kGradVectors * kGradThreads / units, kGradVectors, kGradRowsMost);
+  kernel<<<tile_blocks(request.tokens, rows), kGradThreads, 0, queue.stream>>>(request, nope, units,
+                                                                               rows);
   check(cudaGetLastError(), "gradients of queries");
 }
 
