@@ -231,8 +231,11 @@ class CondenseCall {
                 call_.queue, documents_on_gpu_);
     if (!mla_) return space_.means.rope;
     const std::lock_guard guard(shared_products(device).lock);
+    // The backward pass takes its choices from the forward pass's scores; with `max` it needs the
+    // heads' own to see which one counted.
+    const bool rough = with_means && reduce_ != HeadReduce::max;
     summary_absorb(shape_, reduce_, space_.means, means(), w_uk_, space_.summary, products(),
-                   call_.queue);
+                   call_.queue, rough ? MeanParts::high : MeanParts::both);
     return space_.summary;
   }
 

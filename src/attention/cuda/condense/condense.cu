@@ -277,9 +277,15 @@ CondenseJob condense_job(const Condense& request) {
 }
 
 bool queries_sum(const Condense& request) {
-  return request.shape.form == Form::gqa && request.settings.head_reduce != HeadReduce::max &&
-         !request.one_summary && request.first_group == 0 && request.queries.rows > 0 &&
-         request.queries.first == 0 && rows_fit_vectors(request.queries.rope);
+  // A lane's 16-byte loads of queries one after another: more are faster by many blocks.
+  constexpr std::int64_t kMostLoads = 24;
+  const AttentionShape& shape = request.shape;
+  const std::int64_t values =
+      shape.heads_per_kv() * request.settings.summary_queries * shape.d_rope;
+  return values <= kMostLoads * 32 * 8 && request.shape.form == Form::gqa &&
+         request.settings.head_reduce != HeadReduce::max && !request.one_summary &&
+         request.first_group == 0 && request.queries.rows > 0 && request.queries.first == 0 &&
+         rows_fit_vectors(request.queries.rope);
 }
 
 bool condense_sums(const Condense& request) {

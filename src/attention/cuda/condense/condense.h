@@ -52,10 +52,13 @@ void rope_query_means(const AttentionShape& shape, const Layout& layout, const Q
                       const QueryMeans& means, const Queue& queue);
 
 /// MLA: absorbs means into latent space: summary [count][summary_width] float from `means` and
-/// w_uk [H][d_n][d_c] bf16. GQA: a copy is not needed, means.rope is the summary.
+/// w_uk [H][d_n][d_c] bf16. GQA: a copy is not needed, means.rope is the summary. Scores need the
+/// means as exact as they are; gradients, which are bf16 themselves, do with the high part.
+enum class MeanParts : std::uint8_t { both, high };
 void summary_absorb(const AttentionShape& shape, HeadReduce reduce, const QueryMeans& means,
                     std::int64_t count, const bf16* w_uk, float* summary,
-                    const ProductSpace& products, const Queue& queue);
+                    const ProductSpace& products, const Queue& queue,
+                    MeanParts parts = MeanParts::both);
 
 /// query_means and summary_absorb in one kernel, for MLA and the head reductions `mean` and `sum`:
 /// summary [count][d_c + d_r] float of groups [first_group, first_group + count), those of
