@@ -129,7 +129,7 @@ class Engine:
         """Ids of a text, of messages in the model's chat format, or ids as they are."""
         if isinstance(prompt, str):
             return self._model.encode(prompt, True)
-        if len(prompt) and not isinstance(prompt[0], (int, numpy.integer)):
+        if _is_conversation(prompt):
             return self._model.chat_prompt([_message(message) for message in prompt])
         return [int(token) for token in prompt]
 
@@ -155,7 +155,8 @@ class Engine:
 
         A list of texts, or of lists of messages or ids, is a batch: the replies come as a list and are made
         together. With `stream` the result is an iterator over pieces of text, which ends early when closed. With
-        `session` the prompt follows what the session holds.
+        `session` a text or ids follow what the session holds; messages are the whole conversation, of which only
+        what the session does not hold yet is read.
         """
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                     "repetition_penalty": repetition_penalty, "seed": seed}
@@ -170,7 +171,9 @@ class Engine:
                                           self._chunk, options)
             return [Reply(**reply) for reply in replies]
         ids = self.prompt_tokens(prompt)
-        where = session or self.session()
+        if session is not None and _is_conversation(prompt):
+            ids = ids[session._session.keep_prefix(ids):]
+        where = self.session() if session is None else session
         if stream:
             return _stream(where, ids, options, progress)
         return Reply(**_lca.generate(where._session, ids, options, None, progress))
@@ -284,14 +287,16 @@ def _message(message: Message) -> tuple[str, str]:
     return str(role), str(text)
 
 
+def _is_conversation(prompt) -> bool:
+    """A list of messages: dicts, or pairs of role and text."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], (dict, tuple))
+
+
 def _is_batch(prompt) -> bool:
     """A list of texts, of lists of messages, or of lists of ids."""
-    if isinstance(prompt, str) or not len(prompt):
+    if isinstance(prompt, str) or len(prompt) == 0 or _is_conversation(prompt):
         return False
-    first = prompt[0]
-    if isinstance(first, (dict, tuple, int, numpy.integer)):
-        return False
-    return True
+    return not isinstance(prompt[0], (int, numpy.integer))
 
 
 def _stream(session: Session, ids: list[int], options, progress) -> Iterator[str]:

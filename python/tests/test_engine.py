@@ -53,6 +53,15 @@ def test_messages_are_written_in_the_models_chat_format(engine):
         engine.generate([{"role": "robot", "content": "?"}])
 
 
+def test_a_conversation_in_a_session_reads_only_what_is_new(engine):
+    session = engine.session()
+    messages = [{"role": "user", "content": "Name a colour."}]
+    first = session.generate(messages, max_tokens=5)
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Another."}]
+    second = session.generate(messages, max_tokens=5)
+    assert second.reused_tokens > 20 and second.text == engine.generate(messages, max_tokens=5).text
+
+
 def test_stops_and_seeds(engine):
     base = engine.generate("One, two, three,", max_tokens=16)
     cut = engine.generate("One, two, three,", max_tokens=16, stop=base.text[3:6])
