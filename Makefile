@@ -8,7 +8,7 @@ LCA          := build/release/bin/lca
 
 configure = cmake --preset $(1) -DLCA_WERROR=$(LCA_WERROR) >build/configure.log || { cat build/configure.log; exit 1; }
 
-.PHONY: help build cuda test goldens model demo plot bench format lint fuzz install clean
+.PHONY: help build cuda python test goldens model demo plot bench format lint fuzz install clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -28,8 +28,12 @@ cuda: ## build the same with the CUDA kernels: build/cuda/bin/lca (needs nvcc)
 	@$(call configure,cuda)
 	@cmake --build --preset cuda --target lca lca-cli
 
-test: ## everything: tests, sanitizers, fuzzing, installation, other processors
-	@scripts/setup.sh build test
+python: ## build the Python package into build/python/python and test it (environment of 6 GB, once)
+	@scripts/setup.sh build python
+	@scripts/python.py
+
+test: ## everything: tests, sanitizers, fuzzing, installation, other processors, Python
+	@scripts/setup.sh build test python
 	@LCA_WERROR=$(LCA_WERROR) scripts/test.py
 
 goldens: ## make all golden files again in an environment of their own (6 GB, once) and compare

@@ -10,7 +10,7 @@ for formatter in clang-format-$want clang-format ''; do
   [[ $("$formatter" --version 2>/dev/null) != *"version $want."* ]] || break
 done
 
-mapfile -t files < <(find include src apps tests bench \
+mapfile -t files < <(find include src apps tests bench python \
   \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort)
 if [ "${1-}" = --check ]; then
   exec "$formatter" --dry-run -Werror "${files[@]}"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages the project needs; does nothing when they are there.
 #
-#   scripts/setup.sh [build] [test] [lint]      (no argument: all of them)
+#   scripts/setup.sh [build] [test] [lint] [python]      (no argument: all of them)
 #
-# `build` is what the library and the program need; not getting it is an error. `test` and `lint`
-# add tools; a check whose tool is missing is skipped, visibly.
+# `build` is what the library and the program need; not getting it is an error. The others add
+# tools; a check whose tool is missing is skipped, visibly.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
@@ -15,15 +15,17 @@ build=(make cmake ninja-build g++ python3 python3-pip libhwy-dev libdnnl-dev lib
 # libclang-rt-dev holds libFuzzer; older systems have it inside clang and lack the package.
 test=(ccache clang libclang-rt-dev libomp-dev clang-format g++-aarch64-linux-gnu)
 lint=(clang libomp-dev clang-format clang-tidy)
+python=(python3-dev python3-venv)  # of the system's own Python; others bring theirs along
 
 needed=("${build[@]}") wanted=()
-[ $# -gt 0 ] || set -- build test lint
+[ $# -gt 0 ] || set -- build test lint python
 for group in "$@"; do
   case $group in
     build) ;;
     test) wanted+=("${test[@]}") ;;
     lint) wanted+=("${lint[@]}") ;;
-    *) echo "setup: unknown group '$group'; the groups are build, test and lint" >&2; exit 2 ;;
+    python) wanted+=("${python[@]}") ;;
+    *) echo "setup: unknown group '$group'; the groups are build, test, lint and python" >&2; exit 2 ;;
   esac
 done
 

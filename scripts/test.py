@@ -8,6 +8,7 @@ cuda      the CUDA kernels: they must build; their tests need a GPU and skip wit
 asan      every test under the address and undefined-behaviour sanitizers
 tsan      the suites named Threads* under the thread sanitizer
 fuzz      every fuzz target for FUZZ_SECONDS (10) from its committed corpus
+python    the Python package, in an environment that is made once (scripts/python.py)
 goldens   the golden files, made again, where `make goldens` has made an environment for it
 
 It closes with what was skipped and why, a table with the processor time of each preset, and the line
@@ -25,7 +26,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRESETS = ["release", "cuda", "asan", "tsan", "fuzz", "goldens"]
+PRESETS = ["release", "cuda", "asan", "tsan", "fuzz", "python", "goldens"]
 # Where not all is built; the rest would only be compiled again.
 TARGETS = {"cuda": ["lca-cli", "test_cuda"]}
 
@@ -135,6 +136,27 @@ def goldens(skips):
     return (int(kinds[1]) if kinds else 0), 0, len(skipped)
 
 
+def python(skips):
+    """Builds and tests the Python package; counts as `test` does."""
+    process = subprocess.Popen([sys.executable, "-B", ROOT / "scripts" / "python.py"], cwd=ROOT,
+                               stdout=subprocess.PIPE, text=True)
+    lines = []
+    for line in process.stdout:  # shown as it comes: making the environment takes minutes
+        print(line, end="", flush=True)
+        lines.append(line)
+    code = process.wait()
+    text = "".join(lines)
+    if code == 77:
+        why = re.search(r"^SKIPPED: (.+)$", text, re.MULTILINE)
+        skips.add("python", "all", why[1] if why else "")
+        return 0, 0, 1
+    for count, place, why in re.findall(r"^SKIPPED \[(\d+)\] (\S+?):(?:\d+:)? (.+)$", text, re.MULTILINE):
+        skips.add("python", f"{place} ({count})", why)
+    counts = re.search(r"^python: (\d+) passed, (\d+) failed, (\d+) skipped$", text, re.MULTILINE)
+    passed, failed, skipped = map(int, counts.groups()) if counts else (0, 1, 0)
+    return passed, failed if failed or not code else 1, skipped
+
+
 def processor_minutes():
     times = os.times()
     return (times.children_user + times.children_system) / 60
@@ -149,6 +171,9 @@ def preset_run(preset, skips):
     if preset == "goldens":
         say("goldens: check")
         return goldens(skips), ""
+    if preset == "python":
+        say("python: build and test")
+        return python(skips), ""
     start = time.monotonic()
     say(f"{preset}: build")
     if not build(preset):

@@ -24,4 +24,7 @@ struct CudaBench {
 /// Measures and prints; throws Error if there is no GPU, or not enough GPU memory.
 void cuda_bench(const CudaBench& job);
 
+/// The same for gradients: `batches` counts documents packed into one call.
+void cuda_bench_backward(const CudaBench& job);
+
 }  // namespace lca::cli

@@ -16,7 +16,13 @@ BenchDevice bench_device(int) { fail_absent(); }
 
 Timed bench_prefill(const BenchSetup&, std::int64_t) { fail_absent(); }
 
+TimedBackward bench_backward(const BenchSetup&, std::int64_t, int) { fail_absent(); }
+
+double bench_backward_bytes(const BenchSetup&, std::int64_t, int) { fail_absent(); }
+
 Timed bench_condense(const BenchSetup&, std::int64_t, CondenseWork) { fail_absent(); }
+
+Timed bench_operator(const BenchSetup&, std::int64_t, std::int64_t, bool) { fail_absent(); }
 
 Timed bench_rebuild(const BenchSetup&, std::int64_t) { fail_absent(); }
 
@@ -26,6 +32,8 @@ double bench_prefill_bytes(const BenchSetup&, std::int64_t) { fail_absent(); }
 
 double bench_condense_bytes(const BenchSetup&, std::int64_t, CondenseWork) { fail_absent(); }
 
+double bench_operator_bytes(const BenchSetup&, std::int64_t, std::int64_t, bool) { fail_absent(); }
+
 double bench_decode_bytes(const BenchSetup&, std::int64_t, int) { fail_absent(); }
 
 void bench_memory_check(double, const std::string&) { fail_absent(); }
@@ -33,6 +41,10 @@ void bench_memory_check(double, const std::string&) { fail_absent(); }
 double bench_cache_bytes(const BenchSetup&, std::int64_t) { fail_absent(); }
 
 double bench_condense_traffic(const BenchSetup&, std::int64_t, CondenseWork) { fail_absent(); }
+
+double bench_operator_traffic(const BenchSetup&, std::int64_t, std::int64_t, bool) {
+  fail_absent();
+}
 
 ExpertsTimed bench_experts(const ExpertsSetup&, std::int64_t) { fail_absent(); }
 

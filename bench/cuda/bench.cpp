@@ -2,6 +2,7 @@
 
 #include "bench/cuda/bench.h"
 
+#include "attention/cuda/backward/backward.h"
 #include "attention/cuda/cache/rows.h"
 #include "attention/cuda/condense/condense.h"
 #include "attention/cuda/prefill/prefill.h"
@@ -81,6 +82,33 @@ std::int64_t groups_at(const BenchSetup& setup, std::int64_t length) {
   return Layout(setup.spec.settings).groups(length);
 }
 
+/// Attention of `documents` packed documents; its lse is not wanted.
+Prefill random_prefill(Inputs& inputs, const BenchSetup& setup, std::int64_t length,
+                       int documents) {
+  const AttentionShape& shape = setup.spec.shape;
+  const std::int64_t rows = length * documents;
+  const std::int64_t groups = groups_at(setup, length) * documents;
+  const QueryRows queries = random_queries(inputs, shape, rows);
+  Prefill problem;
+  problem.heads = static_cast<int>(shape.heads);
+  problem.kv_heads = static_cast<int>(shape.kv_heads);
+  problem.form = shape.form;
+  problem.layout = Layout(setup.spec.settings);
+  problem.rotation = inputs.rotation(setup.spec);
+  problem.scale = static_cast<float>(setup.spec.softmax_scale());
+  problem.q_nope = queries.nope;
+  problem.q_rope = queries.rope;
+  problem.query_rows = rows;
+  problem.exact = random_keys(inputs, shape, rows);
+  problem.groups = random_keys(inputs, shape, groups);
+  if (setup.spec.settings.mass == Mass::score) {
+    problem.bias = inputs.random<float>(groups * shape.kv_heads);
+  }
+  problem.bias_all = bias_of(setup.spec.settings);
+  problem.out = inputs.allocate(rows * shape.heads * shape.d_value);
+  return problem;
+}
+
 /// What one set of inputs of condensing takes.
 double condense_set_bytes(const BenchSetup& setup, std::int64_t length, CondenseWork work) {
   const AttentionShape& shape = setup.spec.shape;
@@ -114,35 +142,70 @@ double bench_prefill_bytes(const BenchSetup& setup, std::int64_t length) {
 }
 
 Timed bench_prefill(const BenchSetup& setup, std::int64_t length) {
-  const AttentionShape& shape = setup.spec.shape;
   const Device& device = device_of(setup);
   const DeviceScope scope(device);
   const Stream stream(device);
   Inputs inputs(stream);
-  const QueryRows queries = random_queries(inputs, shape, length);
-  Prefill problem;
-  problem.heads = static_cast<int>(shape.heads);
-  problem.kv_heads = static_cast<int>(shape.kv_heads);
-  problem.form = shape.form;
-  problem.layout = Layout(setup.spec.settings);
-  problem.rotation = inputs.rotation(setup.spec);
-  problem.scale = static_cast<float>(setup.spec.softmax_scale());
-  problem.q_nope = queries.nope;
-  problem.q_rope = queries.rope;
-  problem.query_rows = length;
-  const std::int64_t groups = groups_at(setup, length);
-  problem.exact = random_keys(inputs, shape, length);
-  problem.groups = random_keys(inputs, shape, groups);
-  if (setup.spec.settings.mass == Mass::score) {
-    problem.bias = inputs.random<float>(groups * shape.kv_heads);
-  }
-  problem.bias_all = bias_of(setup.spec.settings);
-  problem.out = inputs.allocate(length * shape.heads * shape.d_value);
+  const Prefill problem = random_prefill(inputs, setup, length, 1);
   const PrefillRun run{0, 0, length, 0, 0, 0};
   const Buffer workspace(std::max<std::size_t>(prefill_workspace_bytes(1), 1));
   return time_calls(stream, [&] {
     prefill(problem, {&run, 1}, workspace.as<void>(), kernels_of(setup), stream.queue());
   });
+}
+
+// --- gradients ---------------------------------------------------------------------------------
+
+double bench_backward_bytes(const BenchSetup& setup, std::int64_t length, int documents) {
+  // Tensors, their gradients, and float32 sums of MLA's RoPE keys for each head.
+  const AttentionShape& shape = setup.spec.shape;
+  const double sums = 4.0 * static_cast<double>((length + groups_at(setup, length)) * shape.heads *
+                                                (shape.d_rope + shape.d_value));
+  return documents * (2 * bench_prefill_bytes(setup, length) + sums);
+}
+
+TimedBackward bench_backward(const BenchSetup& setup, std::int64_t length, int documents) {
+  const AttentionShape& shape = setup.spec.shape;
+  const Device& device = device_of(setup);
+  const DeviceScope scope(device);
+  const Stream stream(device);
+  Inputs inputs(stream);
+  PrefillBackward problem;
+  Prefill& forward = problem.forward;
+  forward = random_prefill(inputs, setup, length, documents);
+  const std::int64_t rows = length * documents;
+  forward.lse = inputs.allocate<float>(rows * shape.heads);
+  problem.dout =
+      head_rows(inputs.random(rows * shape.heads * shape.d_value), shape.heads, shape.d_value);
+  const auto gradient = [&](const HeadRows& of, std::int64_t count) -> GradRows {
+    if (of.width == 0) return {};
+    return {inputs.allocate(count * of.row_stride), of.row_stride, of.head_stride};
+  };
+  const std::int64_t width = shape.d_score();  // q is one tensor, and so is its gradient
+  bf16* const dq = inputs.allocate(rows * shape.heads * width);
+  if (forward.q_nope.width > 0) problem.q_nope = {dq, shape.heads * width, width};
+  problem.q_rope = {dq + forward.q_nope.width, shape.heads * width, width};
+  problem.exact = {gradient(forward.exact.nope, rows), gradient(forward.exact.rope, rows),
+                   gradient(forward.exact.value, rows)};
+  const std::int64_t groups = forward.groups.rows;
+  problem.groups = {gradient(forward.groups.nope, groups), gradient(forward.groups.rope, groups),
+                    gradient(forward.groups.value, groups)};
+  if (forward.bias != nullptr) problem.dbias = inputs.allocate<float>(groups * shape.kv_heads);
+
+  std::vector<PrefillRun> runs;
+  for (std::int64_t d = 0; d < documents; ++d) {
+    runs.push_back({d * length, 0, length, d * length, 0, d * groups_at(setup, length)});
+  }
+  const Kernels kernels = kernels_of(setup);
+  const Buffer space(prefill_workspace_bytes(runs.size()));
+  const Buffer scratch(backward_workspace_bytes(problem, runs, kernels));
+  TimedBackward timed;
+  timed.scratch = static_cast<double>(scratch.bytes());
+  timed.forward = time_calls(
+      stream, [&] { prefill(forward, runs, space.as<void>(), kernels, stream.queue()); });
+  timed.backward = time_calls(
+      stream, [&] { backward(problem, runs, scratch.as<void>(), kernels, stream.queue()); });
+  return timed;
 }
 
 // --- condensing --------------------------------------------------------------------------------
@@ -206,14 +269,16 @@ Timed bench_condense(const BenchSetup& setup, std::int64_t length, CondenseWork 
     job.shape = shape;
     job.settings = settings;
     job.scale = static_cast<float>(setup.spec.softmax_scale());
-    job.semantic = inputs.random(rows * shape.d_semantic());
-    job.positional = inputs.random(rows * shape.d_positional());
+    job.semantic =
+        head_rows(inputs.random(rows * shape.d_semantic()), shape.kv_heads, shape.d_semantic());
+    job.positional =
+        head_rows(inputs.random(rows * shape.d_positional()), shape.kv_heads, shape.d_positional());
     job.summary = mla ? summary : means[set].rope;
     job.one_summary = one;
     job.count = groups;
     job.rotation = rotation;
-    job.out_semantic = out_semantic;
-    job.out_positional = out_positional;
+    job.out_semantic = out_rows(out_semantic, shape.kv_heads, shape.d_semantic());
+    job.out_positional = out_rows(out_positional, shape.kv_heads, shape.d_positional());
     job.out_bias = out_bias;
   }
   return time_graph(stream, sets, 200, [&](int index) {

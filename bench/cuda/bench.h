@@ -50,9 +50,25 @@ Timed bench_rebuild(const BenchSetup& setup, std::int64_t rows);
 /// different places in their groups, so that condensing is in it as often as it happens.
 Timed bench_decode(const BenchSetup& setup, std::int64_t length, int batch);
 
+/// Condensing `documents` packed ones of `length` tokens as a training step does, or its backward
+/// pass with all gradients.
+Timed bench_operator(const BenchSetup& setup, std::int64_t length, std::int64_t documents,
+                     bool backward);
+
+/// Attention alone and its gradients (queries, keys, values, representatives, and biases where mass
+/// is `score`) over `documents` packed documents of `length` tokens.
+struct TimedBackward {
+  Timed forward, backward;
+  double scratch = 0;  ///< bytes that the backward pass needs beside its tensors
+};
+TimedBackward bench_backward(const BenchSetup& setup, std::int64_t length, int documents);
+
 /// GPU memory that they take.
 double bench_prefill_bytes(const BenchSetup& setup, std::int64_t length);
+double bench_backward_bytes(const BenchSetup& setup, std::int64_t length, int documents);
 double bench_condense_bytes(const BenchSetup& setup, std::int64_t length, CondenseWork work);
+double bench_operator_bytes(const BenchSetup& setup, std::int64_t length, std::int64_t documents,
+                            bool backward);
 double bench_decode_bytes(const BenchSetup& setup, std::int64_t length, int batch);
 /// Throws Error (out of memory) where the GPU has not so many left.
 void bench_memory_check(double bytes, const std::string& what);
@@ -61,5 +77,7 @@ void bench_memory_check(double bytes, const std::string& what);
 double bench_cache_bytes(const BenchSetup& setup, std::int64_t length);
 /// Bytes that condensing must read and write.
 double bench_condense_traffic(const BenchSetup& setup, std::int64_t length, CondenseWork work);
+double bench_operator_traffic(const BenchSetup& setup, std::int64_t length, std::int64_t documents,
+                              bool backward);
 
 }  // namespace lca::cuda

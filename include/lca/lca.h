@@ -11,6 +11,7 @@
 #include <lca/memory.h>
 #include <lca/method.h>
 #include <lca/model.h>
+#include <lca/operator.h>
 #include <lca/sampling.h>
 #include <lca/session.h>
 #include <lca/settings.h>

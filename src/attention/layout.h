@@ -84,6 +84,16 @@ struct BasicLayout {
     return {first > 0 ? first : 0, last + 1};
   }
 
+  /// Of a sequence's first `count` groups those that query t scores in `streaming` mode: whose
+  /// summary_range(j, 0) holds it.
+  LCA_HOST_DEVICE constexpr BasicRange<Int> summary_groups(Int t, Int count) const {
+    const Int first = group_exit(0);
+    const Int last = t + summary_queries - 1 - first;  // how far behind e_0 the last range may end
+    if (last < 0) return {0, 0};
+    const Int end = last / group + 1;
+    return {t > first ? (t - first + group - 1) / group : 0, end < count ? end : count};
+  }
+
   /// Tokens after the sink that a prefix of n tokens no longer holds: condensed, or (method
   /// `window`) forgotten. Positions [sink, sink + dropped(n)) are gone.
   LCA_HOST_DEVICE constexpr Int dropped(Int n) const {
@@ -121,6 +131,17 @@ struct BasicLayout {
     const Int n = t + 1;
     const Int sink_end = sink < n ? sink : n;
     return {groups(n), {0, sink_end}, {sink_end + dropped(n), n}};
+  }
+
+  /// The queries of a document of n tokens that see token i, and those that see representative j:
+  /// `visible` turned round.
+  LCA_HOST_DEVICE constexpr BasicRange<Int> token_queries(Int i, Int n) const {
+    if (i < sink || method == MethodKind::dense) return {i, n};
+    const Int end = method == MethodKind::lca ? group_exit((i - sink) / group) : i + window;
+    return {i, end < n ? end : n};
+  }
+  LCA_HOST_DEVICE constexpr BasicRange<Int> group_queries(Int j, Int n) const {
+    return {group_exit(j), n};
   }
 
   /// Pairs of a query and something it sees, over queries 0 … n−1.

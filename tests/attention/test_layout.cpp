@@ -11,6 +11,8 @@
 #include <deque>
 #include <vector>
 
+#include "support/random.h"
+
 namespace lca {
 namespace {
 
@@ -128,6 +130,26 @@ TEST(Layout, EveryPositionIsInTheSinkInOneGroupOrInTheWindow) {
   });
 }
 
+TEST(Layout, QueriesThatSeeAKeyAreThoseToWhichItIsVisible) {
+  for_all([](const Layout& layout, const Grown&) {
+    for (const std::int64_t n : {std::int64_t{1}, std::int64_t{7}, kTokens}) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        const Range queries = layout.token_queries(i, n);
+        for (std::int64_t t = 0; t < n; ++t) {
+          const Visible visible = layout.visible(t);
+          ASSERT_EQ(queries.contains(t), visible.sink.contains(i) || visible.window.contains(i));
+        }
+      }
+      for (std::int64_t j = 0; j < layout.groups(n); ++j) {
+        const Range queries = layout.group_queries(j, n);
+        for (std::int64_t t = 0; t < n; ++t) {
+          ASSERT_EQ(queries.contains(t), j < layout.visible(t).groups);
+        }
+      }
+    }
+  });
+}
+
 TEST(Layout, TheNumberOfGroupsIsTheNumberThatLeftTheWindow) {
   for_all([](const Layout& layout, const Grown& grown) {
     for (std::int64_t n = 0; n <= kTokens; ++n) {
@@ -216,6 +238,26 @@ TEST(Layout, AGroupIsScoredByTheLastQueriesAtItsExitOrAtThePromptsEnd) {
       }
     }
   });
+}
+
+TEST(Layout, AQueryScoresTheGroupsWhoseRangeHoldsIt) {
+  test::Random random(214);
+  for (int draw = 0; draw < 200; ++draw) {
+    Settings settings;
+    settings.group = random.integer(1, 9);
+    settings.window = random.integer(1, 20);
+    settings.sink = random.integer(0, 5);
+    settings.summary_queries = random.integer(1, 40);
+    const Layout layout(settings);
+    const std::int64_t count = layout.groups(120);
+    for (std::int64_t t = 0; t < 120; ++t) {
+      const Range scored = layout.summary_groups(t, count);
+      for (std::int64_t j = 0; j < count; ++j) {
+        ASSERT_EQ(scored.contains(j), layout.summary_range(j, 0).contains(t))
+            << "query " << t << ", group " << j;
+      }
+    }
+  }
 }
 
 TEST(Layout, DroppedTokensAreThoseAfterTheSinkThatAreNotExact) {

@@ -93,8 +93,8 @@ void condense_check(const CondenseCase& c, std::uint64_t seed, std::int64_t& nea
   job.shape = shape;
   job.settings = c.settings;
   job.scale = static_cast<float>(scale);
-  job.semantic = device_semantic.data();
-  job.positional = device_positional.data();
+  job.semantic = cuda::head_rows(device_semantic.data(), kv_heads, d_s);
+  job.positional = cuda::head_rows(device_positional.data(), kv_heads, d_p);
   job.summary = device_summary.data();
   job.one_summary = c.one_summary;
   job.count = c.count;
@@ -102,8 +102,8 @@ void condense_check(const CondenseCase& c, std::uint64_t seed, std::int64_t& nea
   const bool rotated = steps.size() > 0;
   if (rotated) job.rotation = {steps.data(), static_cast<int>(steps.size()), c.rotation.layout};
   job.first_group = c.first_group;
-  job.out_semantic = out_semantic.data();
-  job.out_positional = out_positional.data();
+  job.out_semantic = cuda::out_rows(out_semantic.data(), kv_heads, d_s);
+  job.out_positional = cuda::out_rows(out_positional.data(), kv_heads, d_p);
   job.out_bias = c.settings.mass == Mass::score ? out_bias.data() : nullptr;
   cuda::condense(job, gpu_queue());
   const std::vector<bf16> got_semantic = out_semantic.download();
@@ -374,12 +374,12 @@ TEST(CudaCondense, EqualAndHugeScoresStayNumbersAndTiesGoToTheFirst) {
   cuda::Condense job;
   job.shape = shape;
   job.scale = 1;
-  job.semantic = device_semantic.data();
-  job.positional = device_positional.data();
+  job.semantic = cuda::head_rows(device_semantic.data(), 1, 512);
+  job.positional = cuda::head_rows(device_positional.data(), 1, 64);
   job.summary = device_summary.data();
   job.count = 1;
-  job.out_semantic = out_semantic.data();
-  job.out_positional = out_positional.data();
+  job.out_semantic = cuda::out_rows(out_semantic.data(), 1, 512);
+  job.out_positional = cuda::out_rows(out_positional.data(), 1, 64);
   cuda::condense(job, gpu_queue());
   const std::vector<bf16> got = out_positional.download();
   for (std::int64_t i = 0; i < 64; ++i) {

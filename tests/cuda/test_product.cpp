@@ -26,12 +26,14 @@ struct ProductCase {
   std::int64_t shift = 0;  ///< elements before every matrix
   std::uint64_t seed = 0;
   float alpha = 1;
+  bool a_transposed = false;
 
   std::string describe() const {
     std::ostringstream text;
-    text << rows << " x " << columns << " x " << inner << (b_transposed ? " A*Bt" : " A*B")
-         << (c_float ? " float" : " bf16") << (accumulate ? " added" : "") << " batch " << batch
-         << (one_b ? " one B" : "") << " spare " << spare << " shift " << shift;
+    text << rows << " x " << columns << " x " << inner << (a_transposed ? " At" : " A")
+         << (b_transposed ? "*Bt" : "*B") << (c_float ? " float" : " bf16")
+         << (accumulate ? " added" : "") << " batch " << batch << (one_b ? " one B" : "")
+         << " spare " << spare << " shift " << shift;
     return text.str();
   }
 };
@@ -55,10 +57,12 @@ void expect_right(const ProductCase& c) {
   Random random(c.seed + 77);
   const std::int64_t b_rows = c.b_transposed ? c.columns : c.inner;
   const std::int64_t b_width = c.b_transposed ? c.inner : c.columns;
-  const std::int64_t a_stride = c.inner + c.spare;
+  const std::int64_t a_rows = c.a_transposed ? c.inner : c.rows;
+  const std::int64_t a_width = c.a_transposed ? c.rows : c.inner;
+  const std::int64_t a_stride = a_width + c.spare;
   const std::int64_t b_stride = b_width + c.spare;
   const std::int64_t c_stride = c.columns + c.spare;
-  const std::vector<bf16> a = matrices(random, c.batch, c.rows, c.inner, c);
+  const std::vector<bf16> a = matrices(random, c.batch, a_rows, a_width, c);
   const std::vector<bf16> b = matrices(random, c.one_b ? 1 : c.batch, b_rows, b_width, c);
   std::vector<Out> before(static_cast<std::size_t>(c.shift + c.batch * c.rows * c_stride));
   for (Out& value : before) value = Out(c.accumulate ? static_cast<float>(random.normal()) : kNan);
@@ -76,12 +80,13 @@ void expect_right(const ProductCase& c) {
   product.a_stride = a_stride;
   product.b_stride = b_stride;
   product.c_stride = c_stride;
+  product.a_transposed = c.a_transposed;
   product.b_transposed = c.b_transposed;
   product.c_float = c.c_float;
   product.accumulate = c.accumulate;
   product.alpha = c.alpha;
   product.batch = c.batch;
-  product.a_batch = c.rows * a_stride;
+  product.a_batch = a_rows * a_stride;
   product.b_batch = c.one_b ? 0 : b_rows * b_stride;
   product.c_batch = c.rows * c_stride;
   const cuda::Stream stream(gpu());
@@ -93,6 +98,7 @@ void expect_right(const ProductCase& c) {
   RelativeError error;
   for (std::int64_t row = 0; row < c.batch * c.rows; ++row) {
     const std::int64_t b_first = c.one_b ? 0 : row / c.rows * b_rows;
+    const std::int64_t a_first = row / c.rows * a_rows;
     for (std::int64_t column = 0; column < c_stride; ++column) {
       const auto at = static_cast<std::size_t>(c.shift + row * c_stride + column);
       if (column >= c.columns) {  // behind the row: as it was
@@ -106,8 +112,10 @@ void expect_right(const ProductCase& c) {
       for (std::int64_t i = 0; i < c.inner; ++i) {
         const std::int64_t b_at =
             c.b_transposed ? (b_first + column) * b_stride + i : (b_first + i) * b_stride + column;
+        const std::int64_t a_at =
+            c.a_transposed ? (a_first + i) * a_stride + row % c.rows : row * a_stride + i;
         sum += static_cast<double>(c.alpha) *
-               double_of(a[static_cast<std::size_t>(c.shift + row * a_stride + i)]) *
+               double_of(a[static_cast<std::size_t>(c.shift + a_at)]) *
                double_of(b[static_cast<std::size_t>(c.shift + b_at)]);
       }
       const double value = double_of(got[at]);
@@ -140,6 +148,7 @@ TEST(CudaProduct, IsRightForAnySizes) {
           ProductCase c{rows, columns, inner, transposed};
           c.c_float = ++seed % 2 == 0;
           c.accumulate = seed % 3 == 0;
+          c.a_transposed = seed % 8 < 3;
           c.seed = seed;
           if (seed % 5 == 0) c.alpha = 0.375f;
           expect_right_any(c);
@@ -163,6 +172,7 @@ TEST(CudaProduct, TakesStridesBatchesAndViews) {
           c.one_b = seed % 4 == 0;
           c.c_float = ++seed % 2 == 0;
           c.accumulate = seed % 3 == 0;
+          c.a_transposed = seed % 8 < 3;
           c.seed = seed;
           expect_right_any(c);
         }

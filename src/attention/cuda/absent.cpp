@@ -1,6 +1,7 @@
 // A build without CUDA: everything throws.
 
 #include "attention/cuda/layer.h"
+#include "attention/cuda/operator.h"
 #include "core/error.h"
 
 namespace lca::cuda {
@@ -27,5 +28,31 @@ std::int64_t Layer::length(int) const { fail_absent(); }
 Cache Layer::to_host(int) const { fail_absent(); }
 
 void Layer::from_host(int, const Cache&) { fail_absent(); }
+
+void operator_condense(const OperatorSpec&, const CondenseInputs&, const CondenseOutputs&,
+                       const OperatorPlace&) {
+  fail_absent();
+}
+
+void operator_condense_backward(const OperatorSpec&, const CondenseInputs&, const CondenseOutputs&,
+                                const CondenseOutputGrads&, const CondenseInputGrads&,
+                                const OperatorPlace&) {
+  fail_absent();
+}
+
+void operator_attend(const OperatorSpec&, const AttendInputs&, const AttendOutputs&,
+                     const OperatorPlace&) {
+  fail_absent();
+}
+
+void operator_attend_backward(const OperatorSpec&, const AttendInputs&, const ConstTensor&,
+                              const float*, const ConstTensor&, const AttendInputGrads&,
+                              const OperatorPlace&) {
+  fail_absent();
+}
+
+std::size_t operator_workspace_bytes(const OperatorSpec&, OperatorPart, const OperatorPlace&) {
+  fail_absent();
+}
 
 }  // namespace lca::cuda

@@ -77,19 +77,21 @@ void LayerParts::groups_condense(CachePlace to, const TokenRows& rows, const Que
     job.shape = shape_;
     job.settings = layer_.spec.settings;
     job.scale = static_cast<float>(layer_.spec.softmax_scale());
-    job.semantic = rows.semantic + row * layer_.semantic_values();
-    job.positional = rows.positional + row * layer_.positional_values();
+    job.semantic = head_rows(rows.semantic + row * layer_.semantic_values(), shape_.kv_heads,
+                             shape_.d_semantic());
+    job.positional = head_rows(rows.positional + row * layer_.positional_values(), shape_.kv_heads,
+                               shape_.d_positional());
     job.summary = summaries(prompt, queries, first, one ? 1 : count);
     job.one_summary = one;
     job.count = count;
     job.rotation = layer_.cache.rotation;
     job.first_group = first;
-    job.out_semantic = space_.new_semantic;
-    job.out_positional = space_.new_positional;
+    job.out_semantic = out_rows(space_.new_semantic, shape_.kv_heads, shape_.d_semantic());
+    job.out_positional = out_rows(space_.new_positional, shape_.kv_heads, shape_.d_positional());
     if (layer_.cache.pool.bias != nullptr) job.out_bias = space_.new_bias;
     condense(job, queue_);
     groups_append(shape_, layer_.cache.pool, layer_.cache.pages_of(to), first, count,
-                  job.out_semantic, job.out_positional, job.out_bias, queue_);
+                  job.out_semantic.data, job.out_positional.data, job.out_bias, queue_);
   }
 }
 

@@ -18,8 +18,20 @@ struct HeadRows {
   int width = 0;
 };
 
+/// The same, to be written. Without data nothing is wanted.
+struct OutRows {
+  bf16* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+  int width = 0;
+};
+
 /// A dense tensor [rows][heads][width].
 inline HeadRows head_rows(const bf16* data, std::int64_t heads, std::int64_t width) {
+  return {data, heads * width, width, static_cast<int>(width)};
+}
+
+inline OutRows out_rows(bf16* data, std::int64_t heads, std::int64_t width) {
   return {data, heads * width, width, static_cast<int>(width)};
 }
 

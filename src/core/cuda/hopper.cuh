@@ -54,12 +54,21 @@ struct Atom<128> {
 };
 
 template <>
+struct Atom<80> {
+  using Shared = gmma::MMA_64x80x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
+struct Atom<96> {
+  using Shared = gmma::MMA_64x96x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
+};
+template <>
 struct Atom<176> {
   using Shared = gmma::MMA_64x176x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
 };
 template <>
 struct Atom<192> {
   using Shared = gmma::MMA_64x192x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
+  using Registers = gmma::MMA_64x192x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::MN>;
 };
 
 template <typename Op, std::size_t... I>

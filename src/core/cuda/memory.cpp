@@ -8,7 +8,7 @@ namespace lca::cuda {
 
 namespace {
 
-std::atomic<std::size_t> held_bytes{0};
+std::atomic<std::size_t> device_bytes_held{0};
 std::atomic<std::size_t> peak_bytes{0};
 
 /// Of the current GPU.
@@ -20,12 +20,13 @@ std::size_t memory_free() {
 
 }  // namespace
 
-std::size_t memory_held() { return held_bytes; }
+std::size_t memory_held() { return device_bytes_held; }
 std::size_t memory_peak() { return peak_bytes; }
-void memory_peak_reset() { peak_bytes = held_bytes.load(); }
+void memory_peak_reset() { peak_bytes = device_bytes_held.load(); }
 
 void memory_count(std::ptrdiff_t bytes) {
-  const std::size_t held = held_bytes += static_cast<std::size_t>(bytes);  // wraps to subtract
+  const std::size_t held = device_bytes_held +=
+      static_cast<std::size_t>(bytes);  // wraps to subtract
   std::size_t peak = peak_bytes;
   while (held > peak && !peak_bytes.compare_exchange_weak(peak, held)) {
   }

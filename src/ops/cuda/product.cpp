@@ -44,7 +44,7 @@ struct Plan {
 };
 
 /// Everything an algorithm depends on.
-using Key = std::array<std::int64_t, 16>;
+using Key = std::array<std::int64_t, 17>;
 
 /// Of a pointer, at most 256: more makes no difference to an algorithm.
 std::int64_t alignment(const void* pointer) {
@@ -83,7 +83,13 @@ Plan plan_make(cublasLtHandle_t handle, const Product& p) {
       cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first),
       "describing a product");
 
-  plan.a = matrix(CUDA_R_16BF, p.rows, p.inner, p.a_stride, p.batch, p.a_batch);
+  const cublasOperation_t second = p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  blas_check(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSB, &second,
+                                            sizeof second),
+             "describing a product");
+
+  plan.a = p.a_transposed ? matrix(CUDA_R_16BF, p.inner, p.rows, p.a_stride, p.batch, p.a_batch)
+                          : matrix(CUDA_R_16BF, p.rows, p.inner, p.a_stride, p.batch, p.a_batch);
   plan.b = p.b_transposed ? matrix(CUDA_R_16BF, p.columns, p.inner, p.b_stride, p.batch, p.b_batch)
                           : matrix(CUDA_R_16BF, p.inner, p.columns, p.b_stride, p.batch, p.b_batch);
   plan.c = matrix(p.c_float ? CUDA_R_32F : CUDA_R_16BF, p.rows, p.columns, p.c_stride, p.batch,
@@ -122,8 +128,8 @@ void sizes_check(const Product& p) {
   const auto wrong = [](std::int64_t rows, std::int64_t width, std::int64_t stride) {
     return rows < 0 || width < 0 || (rows > 1 && stride < width);
   };
-  if (wrong(p.rows, p.inner, p.a_stride) || wrong(b_rows, b_width, p.b_stride) ||
-      wrong(p.rows, p.columns, p.c_stride) || p.batch < 0) {
+  if ((p.a_transposed ? wrong(p.inner, p.rows, p.a_stride) : wrong(p.rows, p.inner, p.a_stride)) ||
+      wrong(b_rows, b_width, p.b_stride) || wrong(p.rows, p.columns, p.c_stride) || p.batch < 0) {
     fail_input("a product of {} x {} x {} (batch {}) with row strides {}, {}, {}: rows overlap",
                p.rows, p.columns, p.inner, p.batch, p.a_stride, p.b_stride, p.c_stride);
   }
@@ -140,10 +146,10 @@ struct Products::State {
   }
 
   const Plan& plan_for(const Product& p) {
-    const Key key{p.rows,         p.columns,      p.inner,        p.a_stride,
-                  p.b_stride,     p.c_stride,     p.batch,        p.a_batch,
-                  p.b_batch,      p.c_batch,      alignment(p.a), alignment(p.b),
-                  alignment(p.c), p.b_transposed, p.c_float,      p.accumulate};
+    const Key key{p.rows,         p.columns,      p.inner,        p.a_stride,     p.b_stride,
+                  p.c_stride,     p.batch,        p.a_batch,      p.b_batch,      p.c_batch,
+                  alignment(p.a), alignment(p.b), alignment(p.c), p.b_transposed, p.c_float,
+                  p.accumulate,   p.a_transposed};
     const auto known = plans.find(key);
     if (known != plans.end()) return known->second;
     if (plans.size() >= kPlansMost) plans.clear();

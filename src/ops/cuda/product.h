@@ -10,13 +10,15 @@
 
 namespace lca::cuda {
 
-/// A product C = α·A·B or α·A·Bᵀ, row-major, of bf16 with float32 sums; `batch` of them at strides.
+/// A product C = α·A·B, either of them transposed or not, row-major, of bf16 with float32 sums;
+/// `batch` of them at strides.
 struct Product {
-  const bf16* a = nullptr;  ///< [rows][inner], row stride a_stride
+  const bf16* a = nullptr;  ///< [rows][inner], row stride a_stride; a_transposed: [inner][rows]
   const bf16* b = nullptr;  ///< b_transposed: [columns][inner]; else [inner][columns]
   void* c = nullptr;        ///< [rows][columns] bf16, or float where c_float
   std::int64_t rows = 0, columns = 0, inner = 0;
   std::int64_t a_stride = 0, b_stride = 0, c_stride = 0;
+  bool a_transposed = false;
   bool b_transposed = true;
   bool c_float = false;
   bool accumulate = false;  ///< C += …

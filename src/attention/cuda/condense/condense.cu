@@ -6,12 +6,12 @@
 // (42 streaming). Operations: 2 · 131072 · 576 for scores and as many for pooling, 0.3 Gflop.
 // No tensor cores; about 1000 instructions a warp, two warps a group: 18 µs if SMs issue perfectly.
 //
-// How data moves: a warp (GQA: for a group of one KV head) or two warps (512 + 64 columns, half of
-// them each) hold a whole group in registers. 16 rows are 18 loads of 16 bytes a lane, all issued
-// before the first is used: 18 KB a group, and 16 warps of 128 registers have 147 KB in flight on
-// an SM. Scores, softmax, pooling and the representative's own score need no second read; 0.8 KB of
-// shared memory a block transpose scores and weights. Everything that no instance here covers
-// goes to condense_plain.cu.
+// How data moves: a warp (GQA: for a group of one KV head) or several (two for 16 rows of 512 + 64
+// columns, half of them each) hold a whole group in registers. 16 rows are 18 loads of 16 bytes a
+// lane, all issued before the first is used: 18 KB a group, and 16 warps of 128 registers have 147
+// KB in flight on an SM. Scores, softmax, pooling and the representative's own score need no second
+// read; 0.8 KB of shared memory a block transpose scores and weights. Everything that no instance
+// here covers goes to condense_plain.cu.
 #include <lca/error.h>
 
 #include <cmath>
@@ -29,14 +29,17 @@ namespace {
 
 constexpr unsigned kAll = 0xffffffffu;
 
-constexpr int kWarps = 2;
+// Warps of a block.
+constexpr int block_warps(int split) { return split == 1 ? 2 : split; }
 
-// kSplit warps share a group, each with its part of the columns: 1, or kWarps where a group is too
-// much for one warp's registers. kEntry: the positional part is selected, and rotated on to its
-// representative's position.
+// kSplit warps share a group, each with its part of the columns: more than 1 where a group is too
+// much for one warp's registers, and then a block has one group. kEntry: the positional part is
+// selected, and rotated on to its representative's position.
 template <bool kSemanticScored, int kSemantic, int kPositional, int G, int kSplit, bool kEntry>
-__global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const CondenseJob job) {
-  static_assert(G <= 32 && (kSplit == 1 || kSplit == kWarps));
+__global__ __launch_bounds__(block_warps(kSplit) *
+                             32) void condense_warp_kernel(const CondenseJob job) {
+  static_assert(G <= 32);
+  constexpr int kWarps = block_warps(kSplit);
   using Semantic = Tile<kSemantic / kSplit, G>;
   using Positional = Tile<kPositional / kSplit, G>;
   __shared__ float scores[kWarps][2][32];  // of the semantic and the positional part
@@ -66,24 +69,35 @@ __global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const Conden
   const float* summary = job.summary + group * job.summary_step + head * kSummary;
   const float* semantic_summary = summary + semantic_column;  // MLA alone
   const float* positional_summary = summary + kSummary - kPositional + positional_column;
-  const std::int64_t row = group * G * kv_heads + head;
+  const GroupPlace place = group_place(job, group, lane);
+  const std::int64_t semantic_stride = job.semantic.row_stride;
+  const std::int64_t positional_stride = job.positional.row_stride;
 
   Semantic semantic;
   Positional positional;
-  semantic.load(job.semantic + row * kSemantic + semantic_column, kv_heads * kSemantic, lane);
-  positional.load(job.positional + row * kPositional + positional_column, kv_heads * kPositional,
-                  lane);
+  semantic.load(job.semantic.data + place.row * semantic_stride + head * job.semantic.head_stride +
+                    semantic_column,
+                semantic_stride, lane);
+  positional.load(job.positional.data + place.row * positional_stride +
+                      head * job.positional.head_stride + positional_column,
+                  positional_stride, lane);
   __syncwarp();  // all loads are on their way: see load_now
-  {
-    typename Positional::Query positional_query;
+  typename Positional::Query positional_query;
+  if (!kSemanticScored && job.queries.data != nullptr) {
+    static_assert(kSemanticScored || kSplit == 1);
+    const bf16* from = job.queries.data + place.document * job.queries.row_stride +
+                       head * job.sharing * job.queries.head_stride;
+    positional_query = Positional::mean(from, job.queries, job.layout.summary_range(place.index, 0),
+                                        job.sharing, lane);
+  } else {
     positional_query.load(positional_summary, lane);
-    if constexpr (kSemanticScored) {
-      typename Semantic::Query semantic_query;
-      semantic_query.load(semantic_summary, lane);
-      semantic.dots(semantic_query, scores[warp][0], lane);
-    }
-    positional.dots(positional_query, scores[warp][1], lane);
   }
+  if constexpr (kSemanticScored) {
+    typename Semantic::Query semantic_query;
+    semantic_query.load(semantic_summary, lane);
+    semantic.dots(semantic_query, scores[warp][0], lane);
+  }
+  positional.dots(positional_query, scores[warp][1], lane);
   sync();
 
   // Lane i has token i, in every warp.
@@ -97,6 +111,7 @@ __global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const Conden
       score += scores[from][1][lane];
     }
     score = score_bounded(score * job.factor);
+    if (job.out_scores != nullptr && part == 0) job.out_scores[item * G + lane] = score;
   }
   const float top = warp_max(score);
   const int best = __ffs(static_cast<int>(__ballot_sync(kAll, score == top))) - 1;
@@ -111,7 +126,10 @@ __global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const Conden
     float value[Semantic::kAcross][8];
     uint4 stored[Semantic::kAcross];
     semantic.pool(job.semantic_pool, alpha, best, lane, value, stored);
-    Semantic::store(stored, job.out_semantic + item * kSemantic + semantic_column, lane);
+    Semantic::store(stored,
+                    job.out_semantic.data + group * job.out_semantic.row_stride +
+                        head * job.out_semantic.head_stride + semantic_column,
+                    lane);
     if constexpr (kSemanticScored) {
       if (job.mass == Mass::score) own = Semantic::own_dot(value, semantic_summary, lane);
     }
@@ -119,7 +137,8 @@ __global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const Conden
   {
     float value[Positional::kAcross][8];
     uint4 stored[Positional::kAcross];
-    bf16* const out = job.out_positional + item * kPositional;
+    bf16* const out = job.out_positional.data + group * job.out_positional.row_stride +
+                      head * job.out_positional.head_stride;
     if constexpr (kEntry) {
       __shared__ alignas(16) bf16 chosen[kWarps / kSplit][kPositional];
       bf16* const row = chosen[kSplit == 1 ? warp : 0];
@@ -130,8 +149,9 @@ __global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const Conden
       const int thread = kSplit == 1 ? lane : static_cast<int>(threadIdx.x);
       for (int pair = thread; pair < rotation.pairs; pair += 32 * kSplit) {
         const int2 channel = pair_channels(rotation, pair);
-        const float2 kept = turn_of(__ldg(rotation.steps + pair), job.difference(group, best))(
-            __bfloat162float(row[channel.x]), __bfloat162float(row[channel.y]));
+        const float2 kept =
+            turn_of(__ldg(rotation.steps + pair), job.difference(place.index, best))(
+                __bfloat162float(row[channel.x]), __bfloat162float(row[channel.y]));
         out[channel.x] = __float2bfloat16_rn(kept.x);
         out[channel.y] = __float2bfloat16_rn(kept.y);
       }
@@ -140,7 +160,7 @@ __global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const Conden
       positional.pool(job.positional_pool, alpha, best, lane, value, stored);
       Positional::store(stored, out + positional_column, lane);
     }
-    if (job.mass == Mass::score) own += Positional::own_dot(value, positional_summary, lane);
+    if (job.mass == Mass::score) own += Positional::own_dot(value, positional_query, lane);
   }
   if (job.out_bias != nullptr) {  // the same for all threads
     own = warp_sum(own);
@@ -159,8 +179,10 @@ __global__ __launch_bounds__(kWarps * 32) void condense_warp_kernel(const Conden
 // --- which -----------------------------------------------------------------------------------
 
 template <bool kSemanticScored, int kSemantic, int kPositional, int G>
-bool fast_launch(const CondenseJob& job, const Queue& queue) {
-  constexpr int kSplit = (kSemantic + kPositional) * G > 512 * 16 ? kWarps : 1;
+void fast_launch(const CondenseJob& job, const Queue& queue) {
+  constexpr int kValues = (kSemantic + kPositional) * G;  // 128 registers a lane are 8192 of them
+  constexpr int kSplit = kValues > 16384 ? 4 : kValues > 8192 ? 2 : 1;
+  constexpr int kWarps = block_warps(kSplit);
   constexpr int kItems = kWarps / kSplit;  // of a block
   const auto blocks = static_cast<unsigned>((job.items + kItems - 1) / kItems);
   if (job.rotation.steps == nullptr) {
@@ -170,46 +192,40 @@ bool fast_launch(const CondenseJob& job, const Queue& queue) {
     condense_warp_kernel<kSemanticScored, kSemantic, kPositional, G, kSplit, true>
         <<<blocks, kWarps * 32, 0, queue.stream>>>(job);
   }
-  return true;
 }
 
-// Groups of 8 and 32 cost nothing but compile time; 32 rows of 512 values do not fit in registers.
 template <bool kSemanticScored, int kSemantic, int kPositional>
-bool fast_launch_group(const CondenseJob& job, const Queue& queue) {
+void fast_launch_group(const CondenseJob& job, const Queue& queue) {
   switch (job.group) {
+    case 4:
+      return fast_launch<kSemanticScored, kSemantic, kPositional, 4>(job, queue);
     case 8:
       return fast_launch<kSemanticScored, kSemantic, kPositional, 8>(job, queue);
     case 16:
       return fast_launch<kSemanticScored, kSemantic, kPositional, 16>(job, queue);
-    case 32:
-      if constexpr (kSemantic < 512) {
-        return fast_launch<kSemanticScored, kSemantic, kPositional, 32>(job, queue);
-      }
-      return false;
     default:
-      return false;
+      return fast_launch<kSemanticScored, kSemantic, kPositional, 32>(job, queue);
   }
 }
 
-bool fast_launch_any(const CondenseJob& job, const Queue& queue) {
-  for (const void* pointer :
-       {static_cast<const void*>(job.semantic), static_cast<const void*>(job.positional),
-        static_cast<const void*>(job.summary), static_cast<const void*>(job.out_semantic),
-        static_cast<const void*>(job.out_positional)}) {
-    if (!aligned_16(pointer)) return false;
-  }
-  if (job.score_heads != 1) return false;
-  if (job.rotation.steps != nullptr && job.positional_pool != Pool::select) return false;
-  const int s = job.d_semantic;
-  const int p = job.d_positional;
-  if (job.semantic_scored) {
-    if (s == 512 && p == 64) return fast_launch_group<true, 512, 64>(job, queue);
-    if (s == 256 && p == 32) return fast_launch_group<true, 256, 32>(job, queue);
+// Whether fast_launch_any has an instance.
+bool fast_covers(const CondenseJob& job) {
+  if (!rows_fit_vectors(job.semantic) || !rows_fit_vectors(job.positional) ||
+      !rows_fit_vectors(job.out_semantic) || !rows_fit_vectors(job.out_positional) ||
+      !aligned_16(job.summary)) {
     return false;
   }
-  if (s == 128 && p == 128) return fast_launch_group<false, 128, 128>(job, queue);
-  if (s == 64 && p == 64) return fast_launch_group<false, 64, 64>(job, queue);
-  return false;
+  if (job.rotation.steps != nullptr && job.positional_pool != Pool::select) return false;
+  return widths_known(job);
+}
+
+void fast_launch_any(const CondenseJob& job, const Queue& queue) {
+  if (job.semantic_scored) {
+    if (job.d_semantic == 512) return fast_launch_group<true, 512, 64>(job, queue);
+    return fast_launch_group<true, 256, 32>(job, queue);
+  }
+  if (job.d_semantic == 128) return fast_launch_group<false, 128, 128>(job, queue);
+  return fast_launch_group<false, 64, 64>(job, queue);
 }
 
 }  // namespace
@@ -220,8 +236,7 @@ int summary_width(const AttentionShape& shape, HeadReduce reduce) {
   return static_cast<int>(reduce == HeadReduce::max ? shape.heads_per_kv() * one : one);
 }
 
-void condense(const Condense& request, const Queue& queue) {
-  if (request.count <= 0) return;
+CondenseJob condense_job(const Condense& request) {
   const AttentionShape& shape = request.shape;
   const Settings& settings = request.settings;
   CondenseJob job{};
@@ -233,6 +248,7 @@ void condense(const Condense& request, const Queue& queue) {
   job.out_semantic = request.out_semantic;
   job.out_positional = request.out_positional;
   job.out_bias = request.out_bias;
+  job.out_scores = request.out_scores;
   job.items = request.count * shape.kv_heads;
   job.kv_heads = static_cast<int>(shape.kv_heads);
   job.group = static_cast<int>(settings.group);
@@ -249,10 +265,41 @@ void condense(const Condense& request, const Queue& queue) {
   job.semantic_scored = shape.form == Form::mla;
   job.rotation = request.rotation;
   job.first_group = request.first_group;
+  job.documents = request.documents;
+  job.sink = settings.sink;
+  if (request.queries.rows > 0) job.queries = request.queries.rope;
+  job.layout = Layout(settings);
+  job.sharing = static_cast<int>(shape.heads_per_kv());
   if (job.items > INT32_MAX || settings.group > INT32_MAX) {
     throw Error(ErrorKind::bad_input, "condensing on the GPU: too many groups, or too large ones");
   }
-  if (!fast_launch_any(job, queue)) condense_plain(job, queue);
+  return job;
+}
+
+bool queries_sum(const Condense& request) {
+  // A lane's 16-byte loads of queries one after another: more are faster by many blocks.
+  constexpr std::int64_t kMostLoads = 24;
+  const AttentionShape& shape = request.shape;
+  const std::int64_t values =
+      shape.heads_per_kv() * request.settings.summary_queries * shape.d_rope;
+  return values <= kMostLoads * 32 * 8 && request.shape.form == Form::gqa &&
+         request.settings.head_reduce != HeadReduce::max && !request.one_summary &&
+         request.first_group == 0 && request.queries.rows > 0 && request.queries.first == 0 &&
+         rows_fit_vectors(request.queries.rope);
+}
+
+bool condense_sums(const Condense& request) {
+  return queries_sum(request) && fast_covers(condense_job(request));
+}
+
+void condense(const Condense& request, const Queue& queue) {
+  if (request.count <= 0) return;
+  const CondenseJob job = condense_job(request);
+  if (fast_covers(job)) {
+    fast_launch_any(job, queue);
+  } else {
+    condense_plain(job, queue);
+  }
   check(cudaGetLastError(), "condensing");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 /// Condensation on the GPU: from queries to representatives (mechanism §3–§5).
 
+#include "attention/cuda/condense/documents.h"
 #include "attention/cuda/views.h"
 #include "ops/cuda/product.h"
 
@@ -20,7 +21,8 @@ struct QueryMeans {
   float* rope = nullptr;
 };
 
-/// Queries of consecutive tokens, row 0 being position `first`.
+/// Queries of consecutive tokens, row 0 being position `first`; of packed documents (a table), row
+/// 0 begins the first one.
 struct QueryRows {
   HeadRows nope;  ///< MLA [rows][H][d_n]
   HeadRows rope;  ///< MLA [rows][H][d_r]; GQA [rows][H][d]
@@ -30,10 +32,12 @@ struct QueryRows {
 
 /// Means for groups [first_group, first_group + count) of one document: those of
 /// layout.summary_range(j, prompt), all of which must be in `queries`. With prompt > 0 and all
-/// groups leaving before the prompt's end, count may be 1: one mean serves all groups.
+/// groups leaving before the prompt's end, count may be 1: one mean serves all groups. Groups of
+/// packed documents are counted through all of them, without a prompt.
 void query_means(const AttentionShape& shape, HeadReduce reduce, const Layout& layout,
                  std::int64_t prompt, const QueryRows& queries, std::int64_t first_group,
-                 std::int64_t count, const QueryMeans& means, const Queue& queue);
+                 std::int64_t count, const QueryMeans& means, const Queue& queue,
+                 const Documents& documents = {});
 
 /// Queries [first_row, first_row + count) of `queries`, each by itself: the mean of one.
 void query_each(const AttentionShape& shape, HeadReduce reduce, const QueryRows& queries,
@@ -48,10 +52,13 @@ void rope_query_means(const AttentionShape& shape, const Layout& layout, const Q
                       const QueryMeans& means, const Queue& queue);
 
 /// MLA: absorbs means into latent space: summary [count][summary_width] float from `means` and
-/// w_uk [H][d_n][d_c] bf16. GQA: a copy is not needed, means.rope is the summary.
+/// w_uk [H][d_n][d_c] bf16. GQA: a copy is not needed, means.rope is the summary. Scores need the
+/// means as exact as they are; gradients, which are bf16 themselves, do with the high part.
+enum class MeanParts : std::uint8_t { both, high };
 void summary_absorb(const AttentionShape& shape, HeadReduce reduce, const QueryMeans& means,
                     std::int64_t count, const bf16* w_uk, float* summary,
-                    const ProductSpace& products, const Queue& queue);
+                    const ProductSpace& products, const Queue& queue,
+                    MeanParts parts = MeanParts::both);
 
 /// query_means and summary_absorb in one kernel, for MLA and the head reductions `mean` and `sum`:
 /// summary [count][d_c + d_r] float of groups [first_group, first_group + count), those of
@@ -59,7 +66,7 @@ void summary_absorb(const AttentionShape& shape, HeadReduce reduce, const QueryM
 /// [H][d_n][d_c] bf16; `summary` is aligned to 16 bytes.
 void query_summary(const AttentionShape& shape, const Layout& layout, const QueryRows& queries,
                    std::int64_t first_group, std::int64_t count, const bf16* w_uk, float* summary,
-                   const Queue& queue);
+                   const Queue& queue, const Documents& documents = {});
 
 /// query_each and summary_absorb in one kernel.
 void query_summary_each(const AttentionShape& shape, const QueryRows& queries,
@@ -67,7 +74,8 @@ void query_summary_each(const AttentionShape& shape, const QueryRows& queries,
                         float* summary, const Queue& queue);
 
 /// Whether query_summary can: it knows the widths of DeepSeek-V2 and MiniCPM3, rows at multiples of
-/// 16 bytes, and ranges that are not cut off at position 0 (group first_group decides).
+/// 16 bytes, and ranges that are not cut off at position 0 (group first_group decides; of packed
+/// documents, 0).
 /// query_summary_each has no such ranges: `layout` null.
 bool query_summary_fits(const Device& device, const AttentionShape& shape, HeadReduce reduce,
                         const Layout* layout, const QueryRows& queries, std::int64_t first_group,
@@ -76,23 +84,33 @@ bool query_summary_fits(const Device& device, const AttentionShape& shape, HeadR
 /// Whether it is the faster way for so many groups at once.
 bool query_summary_pays(const Device& device, std::int64_t count);
 
-/// Scores, pools and selects groups whose tokens lie in consecutive rows.
+/// Scores, pools and selects groups. Their tokens lie in consecutive rows, row 0 being the first
+/// group's first token; those of packed documents lie where the documents do, row 0 being the first
+/// document's first token.
 struct Condense {
   AttentionShape shape;
   Settings settings;
   float scale = 0;
-  const bf16* semantic = nullptr;    ///< [count·g][KV][d_semantic], first row of the first group
-  const bf16* positional = nullptr;  ///< [count·g][KV][d_positional]
-  const float* summary = nullptr;    ///< [count or 1][KV][summary_width], without scale or 1/heads
-  bool one_summary = false;          ///< one row serves all groups
+  HeadRows semantic;               ///< [rows][KV][d_semantic]
+  HeadRows positional;             ///< [rows][KV][d_positional]
+  const float* summary = nullptr;  ///< [count or 1][KV][summary_width], without scale or 1/heads
+  bool one_summary = false;        ///< one row serves all groups
+  QueryRows queries;               ///< where it has rows, in place of `summary`: condense_sums
   std::int64_t count = 0;
-  RotationView rotation;           ///< of the positional parts, to their representatives' positions
-  std::int64_t first_group = 0;    ///< number of the first group in its document; for `rotation`
-  bf16* out_semantic = nullptr;    ///< [count][KV][d_semantic]
-  bf16* out_positional = nullptr;  ///< [count][KV][d_positional]
-  float* out_bias = nullptr;       ///< [count][KV]; null unless mass is `score`
+  RotationView rotation;         ///< of the positional parts, to their representatives' positions
+  std::int64_t first_group = 0;  ///< number of the first group in its document; for `rotation`
+  Documents documents;           ///< a table: groups from the first document's first one on
+  OutRows out_semantic;          ///< [count][KV][d_semantic]
+  OutRows out_positional;        ///< [count][KV][d_positional]
+  float* out_bias = nullptr;     ///< [count][KV]; may be null unless mass is `score`
+  float* out_scores = nullptr;   ///< [count][KV][g]; may be null
 };
 void condense(const Condense& job, const Queue& queue);
+
+/// Whether the kernel can sum up job.queries itself, for each group those of
+/// layout.summary_range(j, 0): no summary is needed then, and no means are written. GQA with what
+/// has a fast kernel; row 0 of the queries is position 0, as of a whole sequence.
+bool condense_sums(const Condense& job);
 
 /// Puts `count` representatives into a session's pages from representative `first` on, quantised as
 /// the pool says. `pages` is a device pointer.

@@ -11,33 +11,13 @@
 #include <string>
 
 #include "attention/cuda/condense/condense_job.h"
+#include "attention/cuda/condense/condense_plain.cuh"
 #include "attention/cuda/condense/condense_vectors.h"
 #include "attention/cuda/rotate.cuh"
 #include "core/cuda/numbers.h"
 
 namespace lca::cuda {
 namespace {
-
-constexpr unsigned kAll = 0xffffffffu;
-
-constexpr int kPlainThreads = 128;
-constexpr int kPlainWarps = kPlainThreads / 32;
-
-// A warp's dot products of one row (values from `at`) with every score head's summary, reduced.
-template <typename Value>
-__device__ float plain_score(const CondenseJob& job, const float* summary, int first_head,
-                             int head_step, int lane, const Value& at) {
-  const int scored = job.semantic_scored ? job.d_semantic : 0;
-  const int width = scored + job.d_positional;
-  const int skipped = job.d_semantic - scored;  // GQA: values take no part
-  float best = -FLT_MAX;
-  for (int h = first_head; h < job.score_heads; h += head_step) {
-    float sum = 0;
-    for (int i = lane; i < width; i += 32) sum += at(skipped + i) * summary[h * width + i];
-    best = fmaxf(best, score_bounded(warp_sum(sum) * job.factor));
-  }
-  return best;
-}
 
 // A pair of channels of a positional row as it is kept: every member rotated, then pooled.
 __device__ float2 pair_pool(const CondenseJob& job, const bf16* first, const bf16* second,
@@ -63,10 +43,6 @@ __device__ float2 pair_pool(const CondenseJob& job, const bf16* first, const bf1
   return pooled;
 }
 
-// Weights of a group take whole 16 bytes: the compiler loads four at once, and what it loads behind
-// the last must not be what other threads write.
-__host__ __device__ constexpr int plain_room(int group) { return (group + 3) / 4 * 4; }
-
 // Shared memory: [plain_room(group)] scores, then weights; [d_semantic + d_positional] the pooled
 // row.
 __global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const CondenseJob job) {
@@ -87,11 +63,17 @@ __global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const Con
   const int score_width = job.d_positional + (job.semantic_scored ? job.d_semantic : 0);
   const float* summary =
       job.summary + group * job.summary_step + head * job.score_heads * score_width;
-  const std::int64_t row = group * job.group * job.kv_heads + head;
-  const bf16* semantic = job.semantic + row * job.d_semantic;
-  const bf16* positional = job.positional + row * job.d_positional;
-  const std::int64_t semantic_stride = static_cast<std::int64_t>(job.kv_heads) * job.d_semantic;
-  const std::int64_t positional_stride = static_cast<std::int64_t>(job.kv_heads) * job.d_positional;
+  const GroupPlace place = group_place(job, group, lane);
+  const std::int64_t semantic_stride = job.semantic.row_stride;
+  const std::int64_t positional_stride = job.positional.row_stride;
+  const bf16* semantic =
+      job.semantic.data + place.row * semantic_stride + head * job.semantic.head_stride;
+  const bf16* positional =
+      job.positional.data + place.row * positional_stride + head * job.positional.head_stride;
+  bf16* const out_semantic = job.out_semantic.data + group * job.out_semantic.row_stride +
+                             head * job.out_semantic.head_stride;
+  bf16* const out_positional = job.out_positional.data + group * job.out_positional.row_stride +
+                               head * job.out_positional.head_stride;
 
   for (int t = warp; t < job.group; t += kPlainWarps) {
     const auto at = [&](int i) {
@@ -99,36 +81,15 @@ __global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const Con
                                   ? semantic[t * semantic_stride + i]
                                   : positional[t * positional_stride + i - job.d_semantic]);
     };
-    const float score = plain_score(job, summary, 0, 1, lane, at);
-    if (lane == 0) alpha[t] = score;
+    const float score = plain_score(job, summary, 0, 1, lane, at).score;
+    if (lane == 0) {
+      alpha[t] = score;
+      if (job.out_scores != nullptr) job.out_scores[item * job.group + t] = score;
+    }
   }
   __syncthreads();
 
-  if (warp == 0) {
-    float top = -INFINITY;
-    int best = job.group;
-    for (int t = lane; t < job.group; t += 32) {
-      if (alpha[t] > top) {  // the first of equals stays
-        top = alpha[t];
-        best = t;
-      }
-    }
-    const float highest = warp_max(top);
-    best = __reduce_min_sync(kAll, top == highest ? best : job.group);
-    float total = 0;
-    for (int t = lane; t < job.group; t += 32) {
-      const float weight = exp2f((alpha[t] - highest) * kLog2e);
-      alpha[t] = weight;  // each lane rewrites what it alone reads
-      total += weight;
-    }
-    total = warp_sum(total);
-    for (int t = lane; t < job.group; t += 32) alpha[t] /= total;
-    if (lane == 0) {
-      softmax[0] = highest;
-      softmax[1] = total;
-      chosen = best;
-    }
-  }
+  plain_softmax(alpha, job.group, warp, lane, softmax, chosen);
   __syncthreads();
 
   // What is kept of rotated channels; the loop after it makes the rest, and scores at token
@@ -138,10 +99,9 @@ __global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const Con
     const int2 channel = pair_channels(job.rotation, pair);
     const float2 kept =
         pair_pool(job, positional + channel.x, positional + channel.y, positional_stride, alpha,
-                  chosen, group, job.rotation.steps[pair]);
-    bf16* const to = job.out_positional + item * job.d_positional;
-    to[channel.x] = __float2bfloat16_rn(kept.x);
-    to[channel.y] = __float2bfloat16_rn(kept.y);
+                  chosen, place.index, job.rotation.steps[pair]);
+    out_positional[channel.x] = __float2bfloat16_rn(kept.x);
+    out_positional[channel.y] = __float2bfloat16_rn(kept.y);
   }
 
   for (int i = tid; i < width; i += kPlainThreads) {
@@ -170,16 +130,16 @@ __global__ __launch_bounds__(kPlainThreads) void condense_plain_kernel(const Con
     }
     pooled[i] = value;
     if (is_semantic) {
-      job.out_semantic[item * job.d_semantic + i] = stored;
+      out_semantic[i] = stored;
     } else if (i - job.d_semantic >= rotated) {
-      job.out_positional[item * job.d_positional + i - job.d_semantic] = stored;
+      out_positional[i - job.d_semantic] = stored;
     }
   }
   if (job.out_bias == nullptr) return;  // the same for all threads
   __syncthreads();
 
   const float own =
-      plain_score(job, summary, warp, kPlainWarps, lane, [&](int i) { return pooled[i]; });
+      plain_score(job, summary, warp, kPlainWarps, lane, [&](int i) { return pooled[i]; }).score;
   if (lane == 0) own_best[warp] = own;
   __syncthreads();
   if (tid == 0) {

@@ -5,6 +5,7 @@
 
 #include "attention/cuda/condense/condense_vectors.h"
 #include "attention/cuda/views.h"
+#include "attention/layout.h"
 
 namespace lca::cuda {
 
@@ -33,26 +34,26 @@ __device__ inline uint4 load_now(const bf16* from) {
 /// G rows of W values in the registers of a warp. A row is W/8 vectors of 16 bytes; kLanes
 /// consecutive lanes read kLanes consecutive vectors of one row, so one load of the whole warp
 /// covers kRows rows (1 where a row is wider than a warp's 512 bytes). Lane l holds, of rows
-/// l / kLanes + k·kRows (k < kLoads), vectors l % kLanes + a·kLanes (a < kAcross).
+/// l / kLanes + k·kRows (k < kLoads), vectors l % kLanes + a·kLanes (a < kAcross). Where a load
+/// covers more rows than there are, lanes beyond the last begin again with the first: their scores
+/// count for nothing, and their weights are 0.
 template <int W, int G>
 struct Tile {
   static constexpr int kLanes = W / 8 < 32 ? W / 8 : 32;
   static constexpr int kRows = 32 / kLanes;
-  static constexpr int kLoads = G / kRows;
+  static constexpr int kLoads = G < kRows ? 1 : G / kRows;
   static constexpr int kAcross = W / 8 / kLanes;
-  static_assert(kLanes * kAcross * 8 == W && kLoads * kRows == G);
+  static_assert(kLanes * kAcross * 8 == W && (kLoads * kRows == G || kRows % G == 0));
 
   uint4 raw[kLoads][kAcross];
 
-  __device__ void load(const bf16* first, int stride, int lane) {
-    const bf16* from =
-        first + static_cast<std::int64_t>(lane / kLanes) * stride + lane % kLanes * 8;
+  __device__ void load(const bf16* first, std::int64_t stride, int lane) {
+    const bf16* from = first + lane / kLanes % G * stride + lane % kLanes * 8;
 #pragma unroll
     for (int k = 0; k < kLoads; ++k) {
 #pragma unroll
-      for (int a = 0; a < kAcross; ++a) {
-        raw[k][a] = load_now(from + static_cast<std::int64_t>(k * kRows) * stride + a * kLanes * 8);
-      }
+      for (int a = 0; a < kAcross; ++a) raw[k][a] = load_now(from + a * kLanes * 8);
+      from += kRows * stride;
     }
   }
 
@@ -161,7 +162,8 @@ struct Tile {
       }
 #pragma unroll
       for (int k = 0; k < kLoads; ++k) {
-        const float weight = how == Pool::mean ? 1.0f / G : alpha[k * kRows + lane / kLanes];
+        const int row = k * kRows + lane / kLanes;
+        const float weight = how == Pool::mean ? (row < G ? 1.0f / G : 0.0f) : alpha[row];
 #pragma unroll
         for (int a = 0; a < kAcross; ++a) {
           float x[8];
@@ -183,13 +185,71 @@ struct Tile {
     }
   }
 
+  // The mean over the rows of `range`, added up over `heads` heads, of rows as wide as the tile's:
+  // every lane gets its columns. Lanes read them as they read the tile's, 6 loads at a time.
+  __device__ static Query mean(const bf16* first, const HeadRows& rows, const Range& range,
+                               int heads, int lane) {
+    constexpr int kBatch = 6;
+    Query sum = {};
+    const auto count = static_cast<int>(range.size());
+    const bf16* from = first + (range.begin + lane / kLanes) * rows.row_stride + lane % kLanes * 8;
+    int t = lane / kLanes;
+    int h = 0;
+    while (t < count) {
+      uint4 batch[kBatch][kAcross];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int a = 0; a < kAcross; ++a) {
+          batch[b][a] = {0, 0, 0, 0};
+          if (t < count) {
+            batch[b][a] =
+                *reinterpret_cast<const uint4*>(from + h * rows.head_stride + a * kLanes * 8);
+          }
+        }
+        if (++h == heads) {
+          h = 0;
+          t += kRows;
+          from += kRows * rows.row_stride;
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int a = 0; a < kAcross; ++a) {
+          float value[8];
+          unpack(batch[b][a], value);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) sum.value[a][i] += value[i];
+        }
+      }
+    }
+    __syncwarp();
+    const float share = 1.0f / static_cast<float>(count);
+#pragma unroll
+    for (int a = 0; a < kAcross; ++a) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int mask = kLanes; mask < 32; mask *= 2) {
+          sum.value[a][i] += __shfl_xor_sync(0xffffffffu, sum.value[a][i], mask);
+        }
+        sum.value[a][i] *= share;
+      }
+    }
+    return sum;
+  }
+
   // A lane's part of pooled · summary: each column counts once.
   __device__ static float own_dot(const float (&value)[kAcross][8], const float* summary,
                                   int lane) {
+    Query query;
+    query.load(summary, lane);
+    return own_dot(value, query, lane);
+  }
+  __device__ static float own_dot(const float (&value)[kAcross][8], const Query& query, int lane) {
     float sum = 0;
     if (lane < kLanes) {
-      Query query;
-      query.load(summary, lane);
 #pragma unroll
       for (int a = 0; a < kAcross; ++a) {
 #pragma unroll

@@ -38,6 +38,7 @@ struct MeansJob {
   const float* sine = nullptr;
   bool interleaved = false;
   bool each = false;  // a query by itself is a mean; first_group counts rows
+  Documents documents;
 };
 
 // Rows that a block averages, counted in the job's queries.
@@ -56,6 +57,13 @@ __device__ Rows rows_of(const MeansJob& job, std::int64_t index) {
     return {begin, static_cast<int>(whole ? job.layout.group : left), whole};
   } else {
     if (job.each) return {job.first_group + index, 1, true};
+    if (job.documents.table != nullptr) {
+      const std::int64_t group = job.first_group + index;
+      const DocumentPlace document =
+          document_of_group(job.documents, group, static_cast<int>(threadIdx.x) % 32);
+      const Range range = job.layout.summary_range(group - document.group, 0);
+      return {document.row + range.begin, static_cast<int>(range.size()), true};
+    }
     const Range range = job.layout.summary_range(job.first_group + index, job.prompt);
     return {range.begin - job.first, static_cast<int>(range.size()), true};
   }
@@ -284,9 +292,11 @@ int rope_heads(const AttentionShape& shape, HeadReduce reduce) {
 
 void query_means(const AttentionShape& shape, HeadReduce reduce, const Layout& layout,
                  std::int64_t prompt, const QueryRows& queries, std::int64_t first_group,
-                 std::int64_t count, const QueryMeans& means, const Queue& queue) {
+                 std::int64_t count, const QueryMeans& means, const Queue& queue,
+                 const Documents& documents) {
   if (count <= 0) return;
   MeansJob job;
+  job.documents = documents;
   job.nope = queries.nope;
   job.rope = queries.rope;
   job.means = means;

@@ -5,7 +5,8 @@
 // 17 Gflop (a mean is two bf16, high and low part) hide behind that: 70 µs of tensor cores. Each
 // block reads all of W_uk, 266 MB in all, from L2. The means themselves never leave the SM.
 //
-// Shared memory, 224 KB: means of two heads 64, W_uk 48, sums of the RoPE part 16, queries 96.
+// Shared memory, 225 KB: means of two heads 64, W_uk 48, sums of the RoPE part 16, queries 96, and
+// where each group's queries begin.
 //
 // How data moves: a block takes 64 groups (127 blocks) and every column of the summary, a warp 32
 // of them: 64 × 32 sums in registers. While the tensor cores work on a head, 16 of its columns in a
@@ -35,6 +36,8 @@ struct SummaryJob {
   float* summary = nullptr;
   std::int64_t first_row = 0;  // the first group's first query
   std::int64_t group = 0;      // rows from one group's first query to the next one's
+  Documents documents;         // a table: first_row counts from a document's begin
+  std::int64_t first_group = 0;
   std::int64_t count = 0;
   int queries = 0;  // of a group
   int heads = 0;
@@ -69,7 +72,9 @@ struct Plan {
   // Queries: [slot][thread] 8 bf16.
   static constexpr int kRing = kRopeSums + kThreads * 32;
   static constexpr int kSlotBytes = kThreads * 16;
-  static constexpr int kBytes = kRing + kSlots * kSlotBytes;
+  // First rows: [group] of 64 bits.
+  static constexpr int kFirsts = kRing + kSlots * kSlotBytes;
+  static constexpr int kBytes = kFirsts + kGroups * 8;
 };
 
 // --- queries -----------------------------------------------------------------------------------
@@ -84,26 +89,24 @@ struct Source {
   int head;    // job.heads: all is on its way
   int stride;  // from row to row
 
-  __device__ __forceinline__ void aim(const SummaryJob& job) {
+  __device__ __forceinline__ void aim(const SummaryJob& job, const std::int64_t* firsts) {
     const int thread = static_cast<int>(threadIdx.x);
     const bool is_rope = unit == 2;
     const int index = unit == 1 ? thread + P::kThreads : thread;
     const int shift = is_rope ? P::kRopeShift : P::kNopeShift;
     const int group = index >> shift;
     const int vector = index & ((1 << shift) - 1);
-    // Groups that do not exist are the last one again: their sums are not stored.
-    const std::int64_t wanted = static_cast<std::int64_t>(blockIdx.x) * kGroups + group;
-    const std::int64_t at = wanted < job.count ? wanted : job.count - 1;
     const bf16* data = is_rope ? job.rope.data : job.nope.data;
     const std::int64_t row_stride = is_rope ? job.rope.row_stride : job.nope.row_stride;
     const std::int64_t head_stride = is_rope ? job.rope.head_stride : job.nope.head_stride;
     stride = static_cast<int>(row_stride);
-    from = data + (job.first_row + at * job.group) * row_stride + head * head_stride + vector * 8;
+    from = data + firsts[group] * row_stride + head * head_stride + vector * 8;
     row = 0;
   }
 
   // Copies the next kBatch vectors to slots at `slot` on. A unit's last batch may be short.
-  __device__ __forceinline__ void batch_copy(const SummaryJob& job, std::uint32_t slot) {
+  __device__ __forceinline__ void batch_copy(const SummaryJob& job, const std::int64_t* firsts,
+                                             std::uint32_t slot) {
     if (head >= job.heads) return;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -118,7 +121,7 @@ struct Source {
         unit = 0;
         ++head;
       }
-      aim(job);
+      aim(job, firsts);
     }
   }
 };
@@ -224,6 +227,22 @@ __global__ __launch_bounds__(P::kThreads,
   rope_sums[0] = make_float4(0, 0, 0, 0);
   rope_sums[P::kThreads] = make_float4(0, 0, 0, 0);
 
+  // Where the queries of each group begin. Groups that do not exist are the last one again: their
+  // sums are not stored.
+  std::int64_t* const firsts = reinterpret_cast<std::int64_t*>(shared + P::kFirsts);
+  for (int group = warp; group < kGroups; group += P::kWarps) {
+    const std::int64_t wanted = static_cast<std::int64_t>(blockIdx.x) * kGroups + group;
+    std::int64_t at = wanted < job.count ? wanted : job.count - 1;
+    std::int64_t row = job.first_row;
+    if (job.documents.table != nullptr) {
+      const DocumentPlace document = document_of_group(job.documents, job.first_group + at, lane);
+      row += document.row;
+      at += job.first_group - document.group;
+    }
+    if (lane == 0) firsts[group] = row + at * job.group;
+  }
+  __syncthreads();
+
   // W_uk of steps 0 and 1, and the first queries.
   const bf16* weights_from =
       job.w_uk + static_cast<std::int64_t>(lane / 4) * P::kLatents + warp * 32 + lane % 4 * 8;
@@ -240,10 +259,10 @@ __global__ __launch_bounds__(P::kThreads,
   Source<P> source;
   source.unit = 0;
   source.head = 0;
-  source.aim(job);
+  source.aim(job, firsts);
 #pragma unroll 1
   for (int i = 0; i < P::kBatches; ++i) {
-    source.batch_copy(job, ring + i * kBatch * P::kSlotBytes);
+    source.batch_copy(job, firsts, ring + i * kBatch * P::kSlotBytes);
     copy_commit();
   }
 
@@ -261,7 +280,7 @@ __global__ __launch_bounds__(P::kThreads,
     raw[1] = *reinterpret_cast<const uint4*>(from + P::kSlotBytes);
     vector_add(sum, raw[0]);
     if (unit_left > 1 || is_even) vector_add(sum, raw[1]);  // else nothing was copied
-    source.batch_copy(job, ring + slot);
+    source.batch_copy(job, firsts, ring + slot);
     copy_commit();
     slot += kBatch * P::kSlotBytes;
     if (slot == kRingBytes) slot = 0;
@@ -419,16 +438,20 @@ void summary_launch_any(const AttentionShape& shape, SummaryJob job, const Query
 
 void query_summary(const AttentionShape& shape, const Layout& layout, const QueryRows& queries,
                    std::int64_t first_group, std::int64_t count, const bf16* w_uk, float* summary,
-                   const Queue& queue) {
+                   const Queue& queue, const Documents& documents) {
   if (count <= 0) return;
   SummaryJob job{};
-  job.first_row = layout.summary_range(first_group, 0).begin - queries.first;
+  job.documents = documents;
+  job.first_group = first_group;
+  job.first_row = documents.table == nullptr
+                      ? layout.summary_range(first_group, 0).begin - queries.first
+                      : layout.summary_range(0, 0).begin;
   job.group = layout.group;
   job.count = count;
   job.queries = static_cast<int>(layout.summary_queries);
   summary_launch_any(shape, job, queries, w_uk, summary,
                      query_summary_fits(*queue.device, shape, HeadReduce::mean, &layout, queries,
-                                        first_group, w_uk),
+                                        documents.table == nullptr ? first_group : 0, w_uk),
                      queue);
 }
 

@@ -104,7 +104,7 @@ __global__ void rope_copy_kernel(const float* rope, float* summary, std::int64_t
 
 void summary_absorb(const AttentionShape& shape, HeadReduce reduce, const QueryMeans& means,
                     std::int64_t count, const bf16* w_uk, float* summary,
-                    const ProductSpace& products, const Queue& queue) {
+                    const ProductSpace& products, const Queue& queue, MeanParts parts) {
   if (count <= 0) return;
   if (shape.form == Form::gqa) {
     if (summary == nullptr || summary == means.rope) return;
@@ -149,9 +149,11 @@ void summary_absorb(const AttentionShape& shape, HeadReduce reduce, const QueryM
   part.c_batch = d_c + d_r;
   part.a = means.nope;
   products.multiply(part, queue);
-  part.a = means.nope + all;  // what the high part left over
-  part.accumulate = true;
-  products.multiply(part, queue);
+  if (parts == MeanParts::both) {
+    part.a = means.nope + all;  // what the high part left over
+    part.accumulate = true;
+    products.multiply(part, queue);
+  }
 
   constexpr int kCopyThreads = 256;
   const std::int64_t values = count * out_heads * d_r;

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""One attention layer as training runs it, forward and backward, ours and its peers in one run on one GPU.
+
+    bench/gpu/training.py OUT.json [--lengths 8192,32768,65536] [--triton FILE] [--no-flex]
+
+Rows: our kernels (condense + attend), the same mechanism in eager PyTorch, FlexAttention compiled with LCA's
+mask over representatives and tokens (our condensation counted on its side too), a Triton kernel (forward
+only; FILE defines `fwd`), dense attention by every SDPA backend there is. DeepSeek-V2-Lite's layer without the
+products that make keys and values of tokens; then SmolLM2's, 8K tokens, batch 8. Times are medians in ms,
+memory the peak in GiB with inputs and gradients. OUT.json is written after every row. Needs the lca package
+and PyTorch."""
+import argparse
+import gc
+import importlib.util
+import json
+import pathlib
+import statistics
+import time
+
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import lca
+from lca import reference
+
+GROUP, WINDOW = 16, 1024
+HEADS, NOPE, ROPE, VALUE, LATENT = 16, 128, 64, 128, 512
+KNOBS = {"group": GROUP, "window": WINDOW}
+
+
+def random(*shape):
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16).requires_grad_()
+
+
+def groups(length):
+    return max(0, (length - WINDOW) // GROUP)
+
+
+def pairs(length):
+    """Query-key pairs of one head."""
+    n = torch.arange(1, length + 1, dtype=torch.float64)
+    m = ((n - WINDOW) // GROUP).clamp(min=0)
+    return float((m + n - m * GROUP).sum())
+
+
+def timed(call, seconds=1.0):
+    """Median of repeated calls in ms, after two to warm up."""
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    times, until = [], time.time() + seconds
+    while len(times) < 3 or (time.time() < until and len(times) < 50):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+class Mla:
+    """DeepSeek-V2-Lite's layer; keys and values of tokens are given."""
+
+    name, per_pair, batch = "deepseek-v2-lite", HEADS * 2 * (NOPE + ROPE + VALUE), 1
+
+    def __init__(self, length):
+        self.length = length
+        self.q_nope, self.q_rope = random(1, length, HEADS, NOPE), random(1, length, HEADS, ROPE)
+        self.c, self.k_rope = random(1, length, LATENT), random(1, length, ROPE)
+        self.k_nope, self.v = random(1, length, HEADS, NOPE), random(1, length, HEADS, VALUE)
+        self.w_uk = (random(HEADS, NOPE, LATENT) / 23).detach().requires_grad_()
+        self.w_uv = (random(HEADS, VALUE, LATENT) / 23).detach().requires_grad_()
+        self.inputs = [self.q_nope, self.q_rope, self.c, self.k_rope, self.k_nope, self.v, self.w_uk, self.w_uv]
+        self.out_grad = random(1, length, HEADS, VALUE).detach()
+
+    def up(self, rep_c):
+        return torch.einsum("bmc,hdc->bmhd", rep_c, self.w_uk), torch.einsum("bmc,hdc->bmhd", rep_c, self.w_uv)
+
+    def reps(self):
+        rep_c, rep_k_rope, bias = lca.mla_condense(self.q_nope, self.q_rope, self.c, self.k_rope, self.w_uk, **KNOBS)
+        rep_k_nope, rep_v = self.up(rep_c)
+        return rep_k_nope, rep_k_rope, rep_v, bias
+
+    def ours(self):
+        rep_k_nope, rep_k_rope, rep_v, bias = self.reps()
+        return lca.mla_attend(self.q_nope, self.q_rope, self.k_nope, self.k_rope, self.v, rep_k_nope, rep_k_rope,
+                              rep_v, bias, **KNOBS)
+
+    def eager(self):
+        one = [x[0] for x in (self.q_nope, self.q_rope, self.c, self.k_rope)]
+        rep_c, rep_k_rope, bias = reference.mla_condense(*one, self.w_uk, **KNOBS)
+        rep_k_nope, rep_v = (x[0] for x in self.up(rep_c[None]))
+        return reference.mla_attend(one[0], one[1], self.k_nope[0], one[3], self.v[0], rep_k_nope, rep_k_rope, rep_v,
+                                    bias, **KNOBS)[0][None]
+
+    def expanded(self):
+        """Representatives and tokens side by side, per head: [1, H, m + n, …]."""
+        rep_k_nope, rep_k_rope, rep_v, _ = self.reps()
+        nope = torch.cat([rep_k_nope, self.k_nope], 1)
+        rope = torch.cat([rep_k_rope, self.k_rope], 1)[:, :, None].expand(-1, -1, HEADS, -1)
+        k, v = torch.cat([nope, rope], -1), torch.cat([rep_v, self.v], 1)
+        q = torch.cat([self.q_nope, self.q_rope], -1)
+        return [x.transpose(1, 2) for x in (q, k, v)]
+
+    def dense_inputs(self):
+        return [random(1, HEADS, self.length, NOPE + ROPE), random(1, HEADS, self.length, NOPE + ROPE),
+                random(1, HEADS, self.length, VALUE)]
+
+
+class Gqa:
+    """SmolLM2's layer: 9 query heads, 3 KV heads, width 64."""
+
+    name, per_pair = "smollm2", 9 * 2 * (64 + 64)
+
+    def __init__(self, length, batch=8):
+        self.length, self.batch = length, batch
+        self.q = random(batch, length, 9, 64)
+        self.k, self.v = random(batch, length, 3, 64), random(batch, length, 3, 64)
+        self.inputs = [self.q, self.k, self.v]
+        self.out_grad = random(batch, length, 9, 64).detach()
+
+    def ours(self):
+        return lca.attention(self.q, self.k, self.v, **KNOBS)
+
+    def eager(self):
+        return reference.attention(self.q, self.k, self.v, **KNOBS)
+
+    def expanded(self):
+        rep_k, rep_v, _ = lca.condense(self.q, self.k, self.v, **KNOBS)
+        k, v = torch.cat([rep_k, self.k], 1), torch.cat([rep_v, self.v], 1)
+        return [x.transpose(1, 2) for x in (self.q, k, v)]
+
+    def dense_inputs(self):
+        return [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (self.q, self.k, self.v)]
+
+
+def flex_of(layer):
+    """FlexAttention, compiled, with LCA's mask over [representatives, tokens]."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    m, n = groups(layer.length), layer.length
+
+    def sees(batch, head, query, key):
+        held = torch.clamp((query + 1 - WINDOW) // GROUP, min=0)
+        token = key - m
+        return torch.where(key < m, key < held, (token <= query) & (token >= held * GROUP))
+
+    mask = torch.compile(create_block_mask)(sees, None, None, n, m + n, device="cuda")
+    attend = torch.compile(flex_attention, dynamic=False)
+
+    def run():
+        q, k, v = layer.expanded()
+        return attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+
+    return run
+
+
+def dense_of(layer, backend):
+    inputs = layer.dense_inputs()
+    gqa = inputs[0].shape[1] != inputs[1].shape[1]
+
+    def run():
+        with sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=gqa).transpose(1, 2)
+
+    return run, inputs
+
+
+def triton_of(layer, path):
+    spec = importlib.util.spec_from_file_location("triton_peer", path)
+    peer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(peer)
+    n, m = layer.length, groups(layer.length)
+    q, k_nope, v = random(HEADS, n, NOPE + ROPE), random(HEADS, n, NOPE), random(HEADS, n, VALUE)
+    k_rope, rep_rope = random(n, ROPE), random(m, ROPE)
+    rep_nope, rep_v = random(HEADS, m, NOPE), random(HEADS, m, VALUE)
+    out = torch.empty_like(v)
+
+    def run():
+        peer.fwd[((n + 127) // 128, HEADS)](q, k_nope, k_rope, v, rep_nope, rep_rope, rep_v, out, n, m,
+                                            (NOPE + ROPE) ** -0.5, GROUP, WINDOW, 128, 64, NOPE, ROPE, VALUE,
+                                            num_warps=8, num_stages=2)
+
+    return run
+
+
+class Table:
+    def __init__(self, path):
+        self.path = path
+        self.result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "group": GROUP,
+                       "window": WINDOW, "rows": []}
+
+    def add(self, layer, name, make, backward=True):
+        """Measures one row; what does not fit, or does not exist there, is a row that says so."""
+        row = {"layer": layer.name, "length": layer.length, "batch": layer.batch, "name": name}
+        gc.collect()
+        torch.cuda.empty_cache()
+        began = time.time()
+        try:
+            made = make()
+            run, inputs = made if isinstance(made, tuple) else (made, layer.inputs)
+            torch.cuda.reset_peak_memory_stats()
+            with torch.no_grad():
+                row["forward_ms"] = timed(run)
+            if backward:
+                def both():
+                    for x in inputs:
+                        x.grad = None
+                    run().backward(layer.out_grad)
+                row["both_ms"] = timed(both)
+            row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            row["tflops"] = layer.batch * layer.per_pair * pairs(layer.length) / row["forward_ms"] / 1e9
+            for x in inputs:
+                x.grad = None
+        except Exception as error:  # a peer that fails is a result
+            row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        row["spent_s"] = round(time.time() - began, 1)
+        self.result["rows"].append(row)
+        self.path.write_text(json.dumps(self.result, indent=1) + "\n")
+        figures = ", ".join(f"{k} {v:.3f}" for k, v in row.items() if isinstance(v, float))
+        print(f"{layer.name} {layer.length} × {layer.batch} {name}: {row.get('error', figures)}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--lengths", default="8192,32768,65536")
+    parser.add_argument("--forward-lengths", default="131072,1048576", help="forward only, ours and Triton")
+    parser.add_argument("--triton", type=pathlib.Path)
+    parser.add_argument("--no-flex", action="store_true")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    table = Table(options.out)
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+                "efficient": SDPBackend.EFFICIENT_ATTENTION}
+
+    def peers(layer, dense):
+        table.add(layer, "ours", lambda: layer.ours)
+        for name in dense:
+            table.add(layer, f"dense {name}", lambda: dense_of(layer, backends[name]))
+        if layer.length <= 8192 and layer.batch == 1:
+            table.add(layer, "eager", lambda: layer.eager)
+        if options.triton and isinstance(layer, Mla):
+            table.add(layer, "triton", lambda: triton_of(layer, options.triton), backward=False)
+
+    peers(Gqa(8192), ["cudnn", "flash", "efficient"])
+    lengths = [int(x) for x in options.lengths.split(",")]
+    for length in lengths:
+        peers(Mla(length), ["cudnn"])
+    for length in (int(x) for x in options.forward_lengths.split(",") if x):
+        layer = Mla(length)
+        table.add(layer, "ours", lambda: layer.ours, backward=length <= 131072)
+        if options.triton:
+            table.add(layer, "triton", lambda: triton_of(layer, options.triton), backward=False)
+        del layer
+    if not options.no_flex:  # last: compiling takes minutes
+        for layer in [Gqa(8192), *(Mla(length) for length in lengths)]:
+            table.add(layer, "flex", lambda: flex_of(layer))
+
+
+if __name__ == "__main__":
+    main()

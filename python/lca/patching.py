@@ -1,0 +1,447 @@
+"""`lca.patch`: a transformers model whose attention is condensed, for training and for `generate()`.
+
+GQA models (Llama, Qwen2) come through transformers' attention interface; in MLA models (DeepSeek-V2,
+MiniCPM3) the attention module's forward is replaced, because the interface sees expanded per-head keys and
+a representative lives in the latent. What a forward pass needs beyond tensors (documents, settings, cache)
+is worked out once, before the first layer, and travels to the layers as a keyword argument: so activation
+checkpointing repeats a layer with the settings of its own pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers import __version__ as transformers_version
+from transformers.masking_utils import AttentionMaskInterface
+
+from . import operators, reference
+from .cache import Cache, Row
+from .settings import resolve, settings_of_layers
+
+NAME = "lca"
+_GQA = {"LlamaModel": "LlamaAttention", "Qwen2Model": "Qwen2Attention"}
+_MLA = {"DeepseekV2Model": "DeepseekV2Attention", "MiniCPM3Model": "MiniCPM3Attention"}
+# How the models' own code turns pairs of channels.
+_LAYOUT = {"DeepseekV2Model": "adjacent"}
+_OLDEST = (5, 17)
+
+
+# --- one forward pass ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pass:
+    """What the layers of one forward pass share."""
+
+    batch: int
+    tokens: int
+    settings: tuple
+    cu_seqlens: Tensor | None = None  # packed documents, or rows without their padding
+    index: Tensor | None = None  # where the packed tokens lie in the padded batch; None: everywhere
+    frequencies: Tensor | None = None
+    cache: Cache | None = None
+    lengths: list = field(default_factory=list)  # of rows, without padding
+
+    def pack(self, x: Tensor) -> Tensor:
+        """[B, n, …] as one packed sequence [1, N, …], or as it is where every row is one whole document."""
+        if self.cu_seqlens is None:
+            return x
+        flat = x.reshape(1, -1, *x.shape[2:])
+        return flat if self.index is None else flat[:, self.index]
+
+    def unpack(self, x: Tensor) -> Tensor:
+        if self.cu_seqlens is None:
+            return x
+        if self.index is not None:
+            full = x.new_zeros(self.batch * self.tokens, *x.shape[2:])
+            x = full.index_copy(0, self.index, x[0])
+        return x.reshape(self.batch, self.tokens, *x.shape[-2:])
+
+
+def _row_ranges(mask: Tensor | None, batch: int, tokens: int) -> list[tuple[int, int]]:
+    """First and last + 1 of the real tokens of every row."""
+    if mask is None:
+        return [(0, tokens)] * batch
+    if mask.dim() != 2:
+        raise ValueError("lca takes a 2-dimensional attention_mask (padding); other masks have no meaning here")
+    real = mask[:, -tokens:].bool()
+    count = real.sum(1)
+    first = real.int().argmax(1)
+    last = tokens - real.flip(1).int().argmax(1)
+    if not bool(((last - first == count) & (count > 0)).all()):
+        raise ValueError("attention_mask must be 1 on one run of tokens in each row, with padding on the left or right")
+    return list(zip(first.tolist(), last.tolist()))
+
+
+def _documents(rows, position_ids: Tensor | None, tokens: int) -> list[tuple[int, int]]:
+    """The documents of a padded batch as ranges of flat token indices: a row, cut where positions start again."""
+    documents = []
+    resets = None
+    if position_ids is not None and tokens > 1:
+        steps = position_ids[:, 1:] - position_ids[:, :-1] != 1
+        resets = steps.expand(len(rows), -1).nonzero().tolist() if bool(steps.any()) else None
+    for row, (first, last) in enumerate(rows):
+        inside = [at + 1 for r, at in resets or [] if r == row and first <= at < last - 1]
+        cuts = [first, *inside, last]
+        documents += [(row * tokens + a, row * tokens + b) for a, b in zip(cuts, cuts[1:])]
+    return documents
+
+
+def _plan(state: State, kwargs: dict, batch: int, tokens: int, device) -> Pass:
+    cache = kwargs.get("past_key_values")
+    plan = Pass(batch, tokens, state.settings, cache=cache, frequencies=state.frequencies())
+    mask = kwargs.get("attention_mask")
+    past = cache.get_seq_length() if cache is not None else 0
+    if past and tokens == 1:
+        plan.lengths = [1] * batch
+        return plan
+    rows = _row_ranges(mask, batch, tokens)
+    documents = _documents(rows, None if past else kwargs.get("position_ids"), tokens)
+    if cache is not None and len(documents) != batch:
+        raise ValueError("packed documents have no cache: pass use_cache=False")
+    plan.lengths = [last - first for first, last in rows]
+    if past:
+        plan.index = torch.tensor([first for first, _ in rows])
+        return plan
+    if documents != [(row * tokens, (row + 1) * tokens) for row in range(batch)]:
+        lengths = torch.tensor([b - a for a, b in documents])
+        plan.cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)
+        if sum(plan.lengths) != batch * tokens:
+            plan.index = torch.cat([torch.arange(a, b) for a, b in documents]).to(device)
+    return plan
+
+
+def _before_model(model: nn.Module, args, kwargs):
+    """Runs before a patched decoder's forward: settles documents, settings and cache of this pass."""
+    state: State = model._lca
+    kwargs = dict(kwargs)
+    inputs = args[0] if args else kwargs.get("input_ids")
+    if inputs is None:
+        inputs = kwargs.get("inputs_embeds")
+    if inputs is None:
+        return None
+    names = ("input_ids", "attention_mask", "position_ids", "past_key_values")
+    kwargs.update(zip(names, args))
+    cache = kwargs.get("past_key_values")
+    wants_cache = kwargs.get("use_cache")
+    if wants_cache is None:
+        wants_cache = model.config.use_cache and not (model.training and torch.is_grad_enabled())
+    kwargs["use_cache"] = bool(wants_cache)
+    if isinstance(cache, Cache):
+        if cache.settings != state.settings:
+            raise ValueError("this cache was made with other settings; begin a new one")
+    elif cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(f"a {type(cache).__name__} that holds tokens cannot go on in a patched model")
+    elif wants_cache:
+        if cache is not None and type(cache) is not DynamicCache:
+            raise ValueError(f"a patched model has its own cache; {type(cache).__name__} is not supported")
+        kwargs["past_key_values"] = Cache(state.settings)
+    else:
+        kwargs["past_key_values"] = None
+    kwargs["lca_pass"] = _plan(state, kwargs, inputs.shape[0], inputs.shape[1], inputs.device)
+    return (), kwargs
+
+
+# --- one layer ----------------------------------------------------------------------------------------------
+
+
+class _Gqa:
+    """How a GQA layer's tensors are condensed and attended; `semantic` is the value, `positional` the key."""
+
+    def __init__(self, scale, frequencies):
+        self.scale, self.frequencies = scale, frequencies
+
+    def condense(self, query, semantic, positional, options):
+        rep_k, rep_v, bias = operators.condense(query, positional, semantic, scale=self.scale, **options)
+        return rep_v, rep_k, bias
+
+    def attend(self, query, semantic, positional, reps, options):
+        rep_v, rep_k, bias = reps
+        return operators.attend(query, positional, semantic, rep_k, rep_v, bias, scale=self.scale, **options)
+
+    # What a cached row needs.
+    def query(self, q):
+        return q
+
+    def score_query(self, q):
+        return q
+
+    def score_key(self, semantic, positional):
+        return positional
+
+    def heads(self, semantic, positional):
+        return positional, semantic
+
+
+class _Mla:
+    """The same for MLA; a query is its part without position, then the one with it."""
+
+    def __init__(self, module, scale, frequencies):
+        self.module, self.scale, self.frequencies = module, scale, frequencies
+        self.w_uk = None
+
+    def _up(self, latents):
+        """Per-head keys without position and values of latents [..., d_c]."""
+        m = self.module
+        both = m.kv_b_proj(latents).unflatten(-1, (m.num_heads, m.qk_nope_head_dim + m.v_head_dim))
+        return both.split([m.qk_nope_head_dim, m.v_head_dim], -1)
+
+    def _weight(self):
+        """W_uk [H, d_n, d_c], adapters included: what kv_b_proj makes of every latent channel."""
+        m = self.module
+        if self.w_uk is None:
+            if type(m.kv_b_proj) is nn.Linear:
+                both = m.kv_b_proj.weight
+            else:
+                like = next(m.kv_b_proj.parameters())
+                both = m.kv_b_proj(torch.eye(m.kv_lora_rank, device=like.device, dtype=like.dtype)).T
+            both = both.unflatten(0, (m.num_heads, m.qk_nope_head_dim + m.v_head_dim))
+            self.w_uk = both[:, : m.qk_nope_head_dim]
+        return self.w_uk
+
+    def _split(self, q):
+        return q.split([self.module.qk_nope_head_dim, self.module.qk_rope_head_dim], -1)
+
+    def condense(self, query, semantic, positional, options):
+        nope, rope = self._split(query)
+        w_uk = self._weight().to(query.dtype)
+        return operators.mla_condense(nope, rope, semantic, positional, w_uk, scale=self.scale, **options)
+
+    def attend(self, query, semantic, positional, reps, options):
+        nope, rope = self._split(query)
+        (k_nope, v), (rep_k_nope, rep_v) = self._up(semantic), self._up(reps[0])
+        return operators.mla_attend(nope, rope, k_nope, positional, v, rep_k_nope, reps[1], rep_v, reps[2],
+                                    scale=self.scale, **options)
+
+    def query(self, q):
+        nope, rope = self._split(q)
+        return torch.cat([rope, nope], -1)
+
+    def score_query(self, q):
+        return reference.absorb(*self._split(q), self._weight().to(q.dtype))
+
+    score_key = staticmethod(reference.latent_key)
+
+    def heads(self, semantic, positional):
+        k_nope, v = self._up(semantic[:, 0])
+        rope = positional.expand(-1, k_nope.shape[1], -1)
+        return torch.cat([rope, k_nope], -1), v
+
+
+def _run(plan: Pass, layer: int, form, query: Tensor, semantic: Tensor, positional: Tensor) -> Tensor:
+    """Attention of one layer: [B, n, H, d_v] of query [B, n, H, d] and entries [B, n, …]."""
+    knobs = dict(plan.settings[layer])
+    if torch.is_autocast_enabled(query.device.type):
+        kind = torch.get_autocast_dtype(query.device.type)
+        query, semantic, positional = query.to(kind), semantic.to(kind), positional.to(kind)
+    held = plan.cache.layers[layer] if plan.cache is not None else None
+    if held is not None and held.seen:
+        return _extend(plan, held, SimpleNamespace(**knobs), form, query, semantic, positional)
+    options = dict(knobs, cu_seqlens=plan.cu_seqlens)
+    if knobs["positions"] == "entry":
+        options["rope_frequencies"] = plan.frequencies
+    q, s, p = plan.pack(query), plan.pack(semantic), plan.pack(positional)
+    reps = form.condense(q, s, p, options)
+    out = plan.unpack(form.attend(q, s, p, reps, options))
+    if held is not None:
+        _store(plan, held, SimpleNamespace(**knobs), q, s, p, reps)
+    return out
+
+
+def _four(x: Tensor) -> Tensor:
+    """[B, n, d] as one head: [B, n, 1, d]."""
+    return x if x.dim() == 4 else x.unsqueeze(2)
+
+
+def _store(plan: Pass, held, knobs, q, semantic, positional, reps) -> None:
+    semantic, positional = _four(semantic).detach(), _four(positional).detach()
+    bias = reps[2].detach() if reps[2].dim() == 3 else reps[2].detach().unsqueeze(2)
+    rep_semantic, rep_positional = _four(reps[0]).detach(), _four(reps[1]).detach()
+    token = group = 0
+    for row, length in enumerate(plan.lengths):
+        m = reference.groups_at(knobs, length)
+        if plan.cu_seqlens is None:
+            at, token, group = row, 0, 0
+        else:
+            at = 0
+        tokens, groups = slice(token, token + length), slice(group, group + m)
+        state = Row()
+        state.store(knobs, q[at, tokens].detach(), semantic[at, tokens], positional[at, tokens],
+                    (rep_semantic[at, groups], rep_positional[at, groups], bias[at, groups]))
+        held.rows.append(state)
+        token, group = token + length, group + m
+    held.seen = plan.tokens
+
+
+def _extend(plan: Pass, held, knobs, form, query, semantic, positional) -> Tensor:
+    semantic, positional = _four(semantic), _four(positional)
+    firsts = plan.index.tolist() if plan.index is not None else [0] * plan.batch
+    rows = []
+    for row, (first, length) in enumerate(zip(firsts, plan.lengths)):
+        at = (row, slice(first, first + length))
+        out = held.rows[row].extend(knobs, form, query[at], semantic[at], positional[at])
+        rows.append(nn.functional.pad(out, (0, 0, 0, 0, first, plan.tokens - first - length)))
+    held.seen += plan.tokens
+    return torch.stack(rows)
+
+
+def _attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, lca_pass=None, **kwargs):
+    """The function that transformers' attention interface calls for GQA models."""
+    if lca_pass is None:
+        raise RuntimeError("attention `lca` works in a model that lca.patch has changed")
+    if dropout:
+        raise ValueError("lca has no attention dropout: set attention_dropout to 0")
+    form = _Gqa(scaling, lca_pass.frequencies)
+    out = _run(lca_pass, module.layer_idx, form, query.transpose(1, 2), value.transpose(1, 2), key.transpose(1, 2))
+    return out, None
+
+
+def _mla_forward(self, hidden_states, *, position_embeddings, lca_pass=None, **kwargs):
+    """Replaces the forward of an MLA attention module: condensation happens in the latent."""
+    if lca_pass is None:
+        raise RuntimeError("attention `lca` works in a model that lca.patch has changed")
+    if self.training and self.attention_dropout:
+        raise ValueError("lca has no attention dropout: set attention_dropout to 0")
+    batch, tokens = hidden_states.shape[:-1]
+    if self.q_lora_rank is None:
+        q = self.q_proj(hidden_states)
+    else:
+        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
+    q = q.view(batch, tokens, -1, self.qk_head_dim)
+    nope, rope = q.split([self.qk_nope_head_dim, self.qk_rope_head_dim], -1)
+    latent, k_rope = self.kv_a_proj_with_mqa(hidden_states).split([self.kv_lora_rank, self.qk_rope_head_dim], -1)
+    latent = self.kv_a_layernorm(latent)
+    rope, k_rope = _rotate(self, rope.transpose(1, 2), k_rope.unsqueeze(1), position_embeddings)
+    query = torch.cat([nope, rope.transpose(1, 2)], -1)
+    form = _Mla(self, self.scaling, lca_pass.frequencies)
+    out = _run(lca_pass, self.layer_idx, form, query, latent, k_rope.squeeze(1))
+    return self.o_proj(out.reshape(batch, tokens, -1)), None
+
+
+def _rotate(module, q, k, position_embeddings):
+    """RoPE by the model's own code, [B, heads, n, d_r]."""
+    source = sys.modules[type(module).__module__]
+    if hasattr(source, "apply_rotary_emb"):
+        return source.apply_rotary_emb(q, k, position_embeddings.to(q.device))
+    return source.apply_rotary_pos_emb(q, k, *position_embeddings)
+
+
+# --- patch, override, unpatch -------------------------------------------------------------------------------
+
+
+class State:
+    """What a patched decoder carries."""
+
+    def __init__(self, decoder, config):
+        self.decoder, self.config = decoder, config
+        self.before = config._attn_implementation
+        self.had_settings = getattr(config, "lca", None)
+        self.chosen: dict = {}  # as written in the config
+        self.settings: tuple = ()  # of every layer
+        self.hook = None
+
+    def set(self, chosen: dict) -> None:
+        self.chosen = chosen
+        layers = self.config.num_hidden_layers
+        layout = _LAYOUT.get(type(self.decoder).__name__, "half")
+        self.settings = tuple(dict(one, rope_layout=layout) for one in settings_of_layers(chosen, layers))
+        if any(one["positions"] == "entry" for one in self.settings):
+            kind = getattr(self.decoder.rotary_emb, "rope_type", "default")
+            if kind in ("dynamic", "longrope"):
+                raise ValueError(f"positions `entry` with rope type {kind}: its frequencies follow the length in "
+                                 "tokens here; the engine (lca.Engine) follows entries")
+
+    def frequencies(self):
+        if not any(one["positions"] == "entry" for one in self.settings):
+            return None
+        return self.decoder.rotary_emb.inv_freq
+
+
+def _decoder(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if type(module).__name__ in (*_GQA, *_MLA):
+            return module
+    raise ValueError(f"lca.patch does not know {type(model).__name__}; it takes "
+                     f"{', '.join(name.removesuffix('Model') for name in (*_GQA, *_MLA))} models of transformers")
+
+
+def _check_version() -> None:
+    version = tuple(int(part) for part in transformers_version.split(".")[:2])
+    if version < _OLDEST:
+        raise RuntimeError(f"lca.patch needs transformers {_OLDEST[0]}.{_OLDEST[1]} or newer, this is "
+                           f"{transformers_version}")
+
+
+def _attention_modules(decoder):
+    kind = {**_GQA, **_MLA}[type(decoder).__name__]
+    return [module for module in decoder.modules() if type(module).__name__ == kind]
+
+
+def patch(model: PreTrainedModel, preset: str | None = None, **knobs) -> PreTrainedModel:
+    """Turns a transformers model into an LCA model, in place, and returns it.
+
+    Settings start from `preset`; without one from those the model carries (its config's "lca" key, or an
+    earlier patch), else from preset `training`. `knobs` change single fields; a list has one value per layer.
+    """
+    _check_version()
+    decoder = _decoder(model)
+    config = decoder.config
+    if getattr(config, "use_sliding_window", False):
+        raise ValueError("lca.patch: the model has sliding-window layers; set use_sliding_window to False")
+    state = getattr(decoder, "_lca", None)
+    chosen = resolve(preset, getattr(config, "lca", None), knobs)
+    fresh = state is None
+    if fresh:
+        state = State(decoder, config)
+    state.set(chosen)
+    if fresh:
+        AttentionInterface.register(NAME, _attention)
+        AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+        state.hook = decoder.register_forward_pre_hook(_before_model, with_kwargs=True)
+        decoder._lca = state
+        if type(decoder).__name__ in _MLA:
+            for module in _attention_modules(decoder):
+                module.forward = types.MethodType(_mla_forward, module)
+        config._attn_implementation = NAME
+    config.lca = chosen
+    return model
+
+
+@contextlib.contextmanager
+def override(model: PreTrainedModel, **knobs):
+    """Runs a block with other settings, for example method="dense" for a teacher."""
+    decoder = _decoder(model)
+    state = getattr(decoder, "_lca", None)
+    if state is None:
+        raise ValueError("lca.override takes a model that lca.patch has changed")
+    before = state.chosen
+    state.set(resolve(None, before, knobs))
+    try:
+        yield model
+    finally:
+        state.set(before)
+
+
+def unpatch(model: PreTrainedModel) -> PreTrainedModel:
+    """Undoes `patch`: the model's own attention, and the settings its config came with."""
+    decoder = _decoder(model)
+    state = getattr(decoder, "_lca", None)
+    if state is None:
+        return model
+    state.hook.remove()
+    for module in _attention_modules(decoder):
+        module.__dict__.pop("forward", None)
+    decoder.config._attn_implementation = state.before
+    if state.had_settings is None:
+        del decoder.config.lca
+    else:
+        decoder.config.lca = state.had_settings
+    del decoder._lca
+    return model

@@ -1,0 +1,89 @@
+#pragma once
+/// Keys and values of packed documents, laid out for the tiles of the operators.
+///
+/// A unit is what shares packed keys: a KV head (GQA), or a head (MLA, whose rope keys and biases
+/// all units share). Only as many units are laid out at a time as keep the threads busy.
+
+#include <lca/operator.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/cpu/backward_tile.h"
+#include "attention/cpu/tile.h"
+#include "attention/rotate.h"
+#include "core/workspace.h"
+
+namespace lca::cpu {
+
+/// One document: where its tokens and representatives lie in the tensors, and in packed memory,
+/// where each document begins with a whole panel.
+struct Document {
+  std::int64_t start = 0, length = 0;
+  std::int64_t first_group = 0, groups = 0;
+  std::int64_t slot = 0, group_slot = 0;
+};
+
+/// Rows [first, first + count) of a document's tokens or representatives.
+struct RowsTask {
+  std::size_t document = 0;
+  bool groups = false;
+  std::int64_t first = 0, count = 0;
+};
+
+/// What an operator's call is about.
+struct OperatorPlan {
+  explicit OperatorPlan(const OperatorSpec& spec);
+
+  const LayerSpec& layer;
+  const AttentionShape& shape;
+  Layout layout;
+  bool mla;
+  std::int64_t units;         ///< H (MLA) or KV
+  std::int64_t heads_a_unit;  ///< query heads that read a unit's keys
+  std::int64_t slots = 0;     ///< of tokens and then representatives, all documents together
+  std::vector<Document> documents;
+  std::vector<RowsTask> rows;        ///< all rows, a few panels at a time
+  std::vector<std::uint64_t> steps;  ///< of the rotation; none with token positions
+
+  RowRotation rotation() const;
+  /// Units to lay out at a time, where each leads to `tasks` tasks.
+  std::int64_t units_at_once(std::int64_t tasks, int threads) const;
+};
+
+/// The packed memory.
+class OperatorKeys {
+ public:
+  /// With `backward` in the forms of BackwardKeys, else of PackedKeys.
+  OperatorKeys(const OperatorPlan& plan, const AttendInputs& in, bool backward);
+
+  void carve(Carver& carver, std::int64_t units_at_once);
+  /// Lays out units first … first + count − 1.
+  void pack(Context& context, std::int64_t first, std::int64_t count);
+
+  /// Of a unit of the last call.
+  PackedKeys packed(std::int64_t unit, const RowsTask& of) const;
+  BackwardKeys backward_keys(std::int64_t unit, const RowsTask& of) const;
+  /// Of the representatives of one document; null where there are none.
+  const float* bias(std::int64_t unit, std::size_t document) const;
+
+ private:
+  struct Unit {
+    float *nope = nullptr, *rope = nullptr, *values = nullptr;
+    float *nope_rows = nullptr, *rope_rows = nullptr, *bias = nullptr;
+  };
+
+  void pack_rows(const RowsTask& task, std::int64_t unit, const Unit& to, bool shared) const;
+  const Unit& unit(std::int64_t number) const {
+    return memory_[static_cast<std::size_t>(number - first_)];
+  }
+  std::int64_t slot(const RowsTask& of) const;
+
+  const OperatorPlan& plan_;
+  const AttendInputs& in_;
+  bool backward_;
+  std::int64_t first_ = 0;
+  std::vector<Unit> memory_;
+};
+
+}  // namespace lca::cpu
