@@ -201,6 +201,27 @@ TEST(Operator, RowsThatNoGroupTouchesGetNoGradientAndAccumulatingAdds) {
   }
 }
 
+TEST(Operator, GradientsOfPackedDocumentsReplaceWhatWasThere) {
+  Random random(10);
+  OperatorSpec spec = small_spec();
+  spec.starts = {0, 11, 13, 26};
+  const OperatorValues inputs = random_values(spec, DType::f64, random);
+  CondenseBackward backward(spec, inputs, random);
+  OperatorValues replaced = OperatorValues::of(spec, DType::f64);  // NaN
+  backward.run(CondenseBackward::all_of(replaced));
+  OperatorValues added = OperatorValues::of(spec, DType::f64);
+  for (Values* values : added.all()) {
+    for (std::int64_t i = 0; i < values->size(); ++i) values->set(i, 0);
+  }
+  CondenseInputGrads onto = CondenseBackward::all_of(added);
+  onto.accumulate = true;
+  backward.run(onto);
+  for (std::size_t at = 0; at < 5; ++at) {  // all but w_uv
+    EXPECT_LE(error_of(added.all()[at]->doubles(), replaced.all()[at]->doubles()), kToleranceDouble)
+        << OperatorValues::kNames[at];
+  }
+}
+
 TEST(Operator, GradientsThatAreNotWantedAreLeftOut) {
   Random random(6);
   const OperatorSpec spec = small_spec();
