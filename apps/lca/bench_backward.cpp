@@ -89,7 +89,7 @@ class TrainingStep {
         bias_grad_(bias_.size()),
         scores_(static_cast<std::size_t>(m_ * shape_.kv_heads * layer.settings.group) + 1),
         lse_(static_cast<std::size_t>(n_ * shape_.heads)) {
-    place_.backend = Backend::cpu;
+    place_.backend = lca::Backend::cpu;
     place_.context = &context;
     condense_in_ = {workload.queries(0, n_), workload.entries(0, n_), workload.weights().w_uk};
     condense_out_ = {rep_semantic_, rep_positional_, bias_.data(), scores_.data()};
@@ -194,7 +194,7 @@ double step_operations(const LayerSpec& spec, std::int64_t length) {
   return 2 * widths * static_cast<double>(shape.heads) * pairs;
 }
 
-BackwardRow row_measure(const BackwardBench& job, MethodKind kind, const Workload& workload) {
+BackwardRow step_measure(const BackwardBench& job, MethodKind kind, const Workload& workload) {
   Context context(job.threads);
   LayerSpec layer = job.spec;
   layer.settings.method = kind;
@@ -212,7 +212,7 @@ BackwardRow row_measure(const BackwardBench& job, MethodKind kind, const Workloa
   return row;
 }
 
-void print_rows(const BackwardBench& job, const std::vector<BackwardRow>& rows) {
+void steps_print(const BackwardBench& job, const std::vector<BackwardRow>& rows) {
   Table table({"length", "method", "condense", "attend", "attend backward", "condense backward",
                "forward", "together", "GFLOP/s", "processor", "scratch"});
   for (const BackwardRow& row : rows) {
@@ -232,7 +232,7 @@ void print_rows(const BackwardBench& job, const std::vector<BackwardRow>& rows) 
                   date_text(), settings_line(job.spec.settings), table.text()));
 }
 
-void print_json(const BackwardBench& job, const std::vector<BackwardRow>& rows) {
+void steps_print_json(const BackwardBench& job, const std::vector<BackwardRow>& rows) {
   Json list = Json::array();
   for (const BackwardRow& row : rows) {
     list.push_back({{"length", row.length},
@@ -279,10 +279,10 @@ void backward_bench(const BackwardBench& job) {
     const Workload workload = Workload::random(context, shape, job.spec.dtype, length);
     for (const MethodKind kind : job.methods) {
       interrupt_check();
-      rows.push_back(row_measure(job, kind, workload));
+      rows.push_back(step_measure(job, kind, workload));
     }
   }
-  job.json ? print_json(job, rows) : print_rows(job, rows);
+  job.json ? steps_print_json(job, rows) : steps_print(job, rows);
 }
 
 }  // namespace lca::cli
