@@ -28,6 +28,7 @@ SLOW = {"models/smollm2"}
 # kind of golden: its script and arguments, and the file it cannot do without
 KINDS = {
     "op": (["make_op.py"], None),
+    "backward": (["make_backward.py"], None),
     "models": (["make_models.py"], None),
     "models/smollm2": (["make_models.py", "--smollm2", str(SMOLLM2)], SMOLLM2),
     "quants": (["make_quants.py"], None),

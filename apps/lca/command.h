@@ -16,6 +16,7 @@ struct Command {
 };
 
 Command op_attention_command(CLI::App& parent);
+Command op_backward_command(CLI::App& parent);
 Command bench_attention_command(CLI::App& parent);
 Command bench_model_command(CLI::App& parent);
 Command bench_experts_command(CLI::App& parent);

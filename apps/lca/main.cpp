@@ -113,8 +113,10 @@ struct Program {
         "Examples:\n"
         "  lca op attention in.safetensors out.safetensors\n"
         "  lca op attention in.safetensors out.safetensors --backend reference\n"
-        "More: lca op attention --help");
+        "  lca op backward in.safetensors gradients.safetensors\n"
+        "More: lca op attention --help, lca op backward --help");
     commands.push_back(op_attention_command(*op));
+    commands.push_back(op_backward_command(*op));
 
     CLI::App* bench = app.add_subcommand("bench", "Measure speed and memory on this machine");
     bench_common.add(*bench);

@@ -23,11 +23,11 @@ bool dtype_fits(DType dtype, Backend backend) {
 
 void check_view(std::string_view name, const ConstTensor& tensor, const Dims& wanted,
                 Backend backend) {
-  const bool has_values = wanted[0] * wanted[1] * wanted[2] > 0;
-  if (tensor.shape != wanted || (has_values && tensor.empty())) {
+  if (tensor.shape != wanted) {
     fail_input("{} has shape [{},{},{}], not [{},{},{}]", name, tensor.shape[0], tensor.shape[1],
                tensor.shape[2], wanted[0], wanted[1], wanted[2]);
   }
+  if (tensor.empty() && wanted[0] > 0) fail_input("{} has no memory", name);
   if (tensor.stride[2] != 1) fail_input("{}: the last dimension must be contiguous", name);
   if (!dtype_fits(tensor.dtype, backend)) {
     fail_input("{} is {}; this backend takes {}", name, dtype_name(tensor.dtype),

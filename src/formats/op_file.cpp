@@ -19,6 +19,7 @@ namespace {
 constexpr std::string_view kDocuments = "cu_seqlens";
 constexpr std::string_view kFrequencies = "rope_frequencies";
 constexpr std::string_view kSettingsKey = "lca";
+constexpr std::string_view kOutGrad = "grad_out";
 
 /// A tensor of the file and the names of its dimensions.
 struct Role {
@@ -42,6 +43,11 @@ const std::vector<Role>& gqa_roles() {
       {"v", {"B", "n", "KV", "d_v"}},
   };
   return roles;
+}
+
+const Role& out_grad_role() {
+  static const Role role{kOutGrad, {"B", "n", "H", "d_v"}};
+  return role;
 }
 
 bool has_role(const std::vector<Role>& roles, std::string_view name) {
@@ -98,12 +104,13 @@ ConstTensor OpTensor::view(std::int64_t index, std::int64_t d0, std::int64_t d1,
 /// Turns a checked safetensors file into an OpInput; one object reads one file.
 class OpInputReader {
  public:
-  OpInputReader(const Safetensors& file, std::span<const SettingOverride> overrides)
-      : file_(file), overrides_(overrides) {}
+  OpInputReader(const Safetensors& file, std::span<const SettingOverride> overrides, OpTask task)
+      : file_(file), overrides_(overrides), task_(task) {}
 
   OpInput read() {
     const std::vector<Role>& roles = form_detect();
     for (const Role& role : roles) bind_dims(role);
+    if (task_ == OpTask::backward) bind_dims(out_grad_role());
 
     OpInput input;
     input.batch = dims_.at("B").size;
@@ -152,7 +159,8 @@ class OpInputReader {
       const bool is_gqa = has_role(gqa_roles(), tensor.name);
       if (is_mla) mla = &tensor;
       if (is_gqa) gqa = &tensor;
-      const bool is_extra = tensor.name == kDocuments || tensor.name == kFrequencies;
+      const bool is_extra = tensor.name == kDocuments || tensor.name == kFrequencies ||
+                            (tensor.name == kOutGrad && task_ == OpTask::backward);
       if (!is_mla && !is_gqa && !is_extra) {
         fail_input("{}: unknown tensor \"{}\"", file_.name(), text_printable(tensor.name));
       }
@@ -172,6 +180,9 @@ class OpInputReader {
         fail_input("{}: tensor \"{}\" of the {} form is missing", file_.name(), role.name,
                    mla != nullptr ? "MLA" : "GQA");
       }
+    }
+    if (task_ == OpTask::backward && file_.find(kOutGrad) == nullptr) {
+      fail_input("{}: tensor \"{}\", the gradient of out, is missing", file_.name(), kOutGrad);
     }
     return roles;
   }
@@ -216,6 +227,10 @@ class OpInputReader {
     input.prefill = std::move(object.prefill);
     read_rotation(input.spec, object.rope_layout);
 
+    if (task_ == OpTask::backward && !input.prefill.empty()) {
+      fail_input("{}: prefill does not go together with gradients, which are those of one prompt",
+                 file_.name());
+    }
     std::int64_t left = input.length;
     for (const std::int64_t chunk : input.prefill) {
       if (chunk > left) {
@@ -310,6 +325,7 @@ class OpInputReader {
       input.w_uk_ = convert_own("w_uk");
       input.w_uv_ = convert_own("w_uv");
     }
+    if (task_ == OpTask::backward) input.out_grad_ = convert_own(kOutGrad);
     // A cache stores one dtype. Narrowing would round, so the narrower of two widens.
     const TensorInfo& semantic = *file_.find(is_mla ? "c" : "v");
     const TensorInfo& positional = *file_.find(is_mla ? "k_rope" : "k");
@@ -322,19 +338,20 @@ class OpInputReader {
 
   const Safetensors& file_;
   std::span<const SettingOverride> overrides_;
+  OpTask task_;
   std::map<std::string_view, Dim> dims_;
 };
 
-OpInput OpInput::read(const std::filesystem::path& path,
-                      std::span<const SettingOverride> overrides) {
+OpInput OpInput::read(const std::filesystem::path& path, std::span<const SettingOverride> overrides,
+                      OpTask task) {
   const Safetensors file = Safetensors::open(path);
-  return mapped_read([&] { return OpInputReader(file, overrides).read(); },
+  return mapped_read([&] { return OpInputReader(file, overrides, task).read(); },
                      [&] { file.require_intact(); });
 }
 
 OpInput OpInput::parse(std::span<const std::byte> bytes, std::string_view name,
-                       std::span<const SettingOverride> overrides) {
-  return OpInputReader(Safetensors::parse(bytes, name), overrides).read();
+                       std::span<const SettingOverride> overrides, OpTask task) {
+  return OpInputReader(Safetensors::parse(bytes, name), overrides, task).read();
 }
 
 std::int64_t OpInput::groups() const {
@@ -365,41 +382,8 @@ LayerWeights OpInput::weights() const {
           w_uv_.view(0, shape.heads, shape.d_value, shape.d_latent)};
 }
 
-OpOutput::OpOutput(const OpInput& input)
-    : shape(input.spec.shape), batch(input.batch), length(input.length), groups(input.groups()) {
-  const auto size = [](std::int64_t count) { return static_cast<std::size_t>(count); };
-  const std::int64_t representatives = batch * groups * shape.kv_heads;
-  out.resize(size(batch * length * shape.heads * shape.d_value));
-  lse.resize(size(batch * length * shape.heads));
-  rep_semantic.resize(size(representatives * shape.d_semantic()));
-  rep_positional.resize(size(representatives * shape.d_positional()));
-  rep_bias.resize(size(representatives));
-}
-
-void op_output_write(FileWriter& writer, const OpOutput& output) {
-  const AttentionShape& shape = output.shape;
-  const std::int64_t b = output.batch, n = output.length, m = output.groups;
-  const auto tensor = [](std::string name, std::vector<std::int64_t> dims,
-                         const std::vector<float>& values) {
-    return TensorInfo{std::move(name), TensorType::f32, std::move(dims),
-                      std::as_bytes(std::span(values))};
-  };
-  std::vector<TensorInfo> tensors = {
-      tensor("out", {b, n, shape.heads, shape.d_value}, output.out),
-      tensor("lse", {b, n, shape.heads}, output.lse),
-  };
-  if (shape.form == Form::mla) {
-    tensors.push_back(tensor("rep_c", {b, m, shape.d_latent}, output.rep_semantic));
-    tensors.push_back(tensor("rep_k_rope", {b, m, shape.d_rope}, output.rep_positional));
-    tensors.push_back(tensor("rep_bias", {b, m}, output.rep_bias));
-  } else {
-    const std::int64_t kv = shape.kv_heads;
-    tensors.push_back(tensor("rep_v", {b, m, kv, shape.d_value}, output.rep_semantic));
-    tensors.push_back(tensor("rep_k", {b, m, kv, shape.d_rope}, output.rep_positional));
-    tensors.push_back(tensor("rep_bias", {b, m, kv}, output.rep_bias));
-  }
-  safetensors_write(writer, tensors);
-  writer.commit();
+ConstTensor OpInput::out_grad(std::int64_t entry) const {
+  return out_grad_.view(entry, length, spec.shape.heads, spec.shape.d_value);
 }
 
 }  // namespace lca

@@ -1,5 +1,5 @@
 #pragma once
-/// The files of `lca op attention`: one attention layer's inputs, settings and results.
+/// The files of `lca op`: one attention layer's inputs, settings, results and gradients.
 
 #include "core/file.h"
 #include "formats/settings_json.h"
@@ -37,15 +37,20 @@ class OpTensor {
   std::unique_ptr<Line[]> memory_;
 };
 
+/// What a file is read for: gradients need `grad_out` besides the inputs of attention.
+enum class OpTask : std::uint8_t { attention, backward };
+
 /// A checked input. Views stay valid as long as it lives, also after a move.
 class OpInput {
  public:
   /// Reads and checks a file; throws Error naming file and tensor or field.
   static OpInput read(const std::filesystem::path& path,
-                      std::span<const SettingOverride> overrides = {});
+                      std::span<const SettingOverride> overrides = {},
+                      OpTask task = OpTask::attention);
   /// The same from bytes in memory, which may go afterwards; messages call them `name`.
   static OpInput parse(std::span<const std::byte> bytes, std::string_view name,
-                       std::span<const SettingOverride> overrides = {});
+                       std::span<const SettingOverride> overrides = {},
+                       OpTask task = OpTask::attention);
 
   LayerSpec spec;           ///< dtype: bf16 where both cached tensors are; scale is always set
   std::int64_t batch = 0;   ///< B
@@ -62,12 +67,15 @@ class OpInput {
   Queries queries(std::int64_t entry) const;
   Entries entries(std::int64_t entry) const;
   LayerWeights weights() const;
+  /// OpTask::backward: the gradient of the output, [n,H,d_v].
+  ConstTensor out_grad(std::int64_t entry) const;
 
  private:
   friend class OpInputReader;
   OpTensor nope_, rope_;            // queries; GQA has no nope_
   OpTensor semantic_, positional_;  // cached pair, of one dtype
   OpTensor w_uk_, w_uv_;            // MLA only
+  OpTensor out_grad_;               // OpTask::backward only
 };
 
 /// Results, batch entry after batch entry.
@@ -89,5 +97,21 @@ struct OpOutput {
 
 /// Writes all tensors and commits. Make the writer before the work, so that a bad path fails first.
 void op_output_write(FileWriter& writer, const OpOutput& output);
+
+/// Gradients of all inputs, batch entry after batch entry; those of the weights are summed over it.
+struct OpGradients {
+  AttentionShape shape;
+  std::int64_t batch = 0;
+  std::int64_t length = 0;
+  std::vector<float> nope;        ///< MLA [B,n,H,d_n]
+  std::vector<float> rope;        ///< [B,n,H,d_r], or [B,n,H,d]
+  std::vector<float> semantic;    ///< [B,n,KV,d_semantic]: of c, or v
+  std::vector<float> positional;  ///< [B,n,KV,d_positional]: of k_rope, or k
+  std::vector<float> w_uk;        ///< MLA [H,d_n,d_c]
+  std::vector<float> w_uv;        ///< MLA [H,d_v,d_c]
+};
+
+/// Writes each as the tensor `d_` and its input's name, and commits.
+void op_gradients_write(FileWriter& writer, const OpGradients& gradients);
 
 }  // namespace lca

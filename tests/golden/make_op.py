@@ -15,6 +15,7 @@ Everything is seeded from the case's name, so a second run gives the same bytes.
 
 import argparse
 import pathlib
+import re
 import sys
 
 import torch
@@ -24,13 +25,13 @@ from op_cases import cases
 
 torch.set_num_threads(1)
 
-HERE = pathlib.Path(__file__).resolve().parent / "op"
+HERE = pathlib.Path(__file__).resolve().parent
 
 # --------------------------------------------------------------------------------------
-# Writing and checking
+# Writing and checking a folder of cases
 # --------------------------------------------------------------------------------------
 
-BEGIN, END = "<!-- cases: written by make_op.py -->", "<!-- end of cases -->"
+MARKS = re.compile("(<!-- cases: written by make_[a-z]+.py -->\n).*(<!-- end of cases -->)", re.DOTALL)
 
 
 def table(all_cases):
@@ -39,27 +40,26 @@ def table(all_cases):
 
 
 def readme_with_table(text, all_cases):
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table(all_cases)}\n{END}{after}"
+    assert MARKS.search(text)
+    return MARKS.sub(lambda marks: f"{marks[1]}{table(all_cases)}\n{marks[2]}", text)
 
 
-def file_names(case):
-    return HERE / f"{case.name}.safetensors", HERE / f"{case.name}.expected.safetensors"
+def file_names(folder, case):
+    return folder / f"{case.name}.safetensors", folder / f"{case.name}.expected.safetensors"
 
 
-def write(all_cases):
+def write(folder, all_cases):
     wanted = set()
     total = 0
     for case in all_cases:
-        for path, data in zip(file_names(case), case.make()):
+        for path, data in zip(file_names(folder, case), case.make()):
             path.write_bytes(data)
             wanted.add(path)
             total += len(data)
-    for path in HERE.glob("*.safetensors"):
+    for path in folder.glob("*.safetensors"):
         if path not in wanted:
             path.unlink()  # left from a case that no longer exists
-    readme = HERE / "README.md"
+    readme = folder / "README.md"
     readme.write_text(readme_with_table(readme.read_text(), all_cases))
     print(f"{len(all_cases)} cases, {len(wanted)} files, {total} bytes")
 
@@ -73,13 +73,13 @@ def same_up_to_rounding(a, b):
     return all((a[k] - b[k]).abs().max() <= 1e-12 * max(1.0, b[k].abs().max()) for k in a if a[k].numel())
 
 
-def check(all_cases):
+def check(folder, all_cases):
     """Inputs must be the same bytes.  Expected values too, or be equal up to float64 rounding,
     which is then said."""
     bad, rounded = [], []
     wanted = set()
     for case in all_cases:
-        for path, data, exact in zip(file_names(case), case.make(), (True, False)):
+        for path, data, exact in zip(file_names(folder, case), case.make(), (True, False)):
             wanted.add(path)
             stored = path.read_bytes() if path.exists() else None
             if stored == data:
@@ -88,8 +88,8 @@ def check(all_cases):
                 rounded.append(path.name)
             else:
                 bad.append(f"{path.name}: " + ("absent" if stored is None else "differs"))
-    bad += [f"{p.name}: no such case" for p in sorted(HERE.glob("*.safetensors")) if p not in wanted]
-    text = (HERE / "README.md").read_text()
+    bad += [f"{p.name}: no such case" for p in sorted(folder.glob("*.safetensors")) if p not in wanted]
+    text = (folder / "README.md").read_text()
     if readme_with_table(text, all_cases) != text:
         bad.append("README.md: table of cases is out of date")
     for line in bad:
@@ -99,21 +99,21 @@ def check(all_cases):
     return 1 if bad else 0
 
 
-def main():
+def main(folder, all_cases):
+    """The command line of a script whose cases are in `folder`."""
     parser = argparse.ArgumentParser(description="Make or check the golden files.")
     parser.add_argument("--check", action="store_true", help="compare with the stored files, write nothing")
     parser.add_argument("--list", action="store_true", help="print the table of cases")
     args = parser.parse_args()
-    all_cases = cases()
     assert len({c.name for c in all_cases}) == len(all_cases)
     if args.list:
         print(table(all_cases))
         return 0
     if args.check:
-        return check(all_cases)
-    write(all_cases)
+        return check(folder, all_cases)
+    write(folder, all_cases)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(HERE / "op", cases()))
