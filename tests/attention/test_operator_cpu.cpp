@@ -14,9 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/operator_case.h"
+#include "attention/operator_grids.h"
 #include "core/context_state.h"
 #include "support/compare.h"
+#include "support/operator_case.h"
 
 namespace lca::test {
 namespace {
@@ -112,6 +113,32 @@ TEST(OperatorCpu, AgreesWithTheReferenceAcrossTilesBlocksAndChunks) {
   }
   EXPECT_EQ(tally.redraws, 0);
   tally.finish();
+}
+
+TEST(OperatorCpu, TheHalvesComposedAgreeWithTheReferenceInEveryGradient) {
+  Context context(2);
+  OperatorPlace exact;
+  exact.backend = Backend::reference;
+  OperatorPlace fast;
+  fast.context = &context;
+  double worst = 0;
+  for (std::int64_t i = 0; i < scaled(150) && !HasFailure(); ++i) {
+    Random random(167000 + static_cast<std::uint64_t>(i));
+    OperatorSpec spec = random_operator_case(random, 60).spec;
+    const OperatorValues inputs = random_values(spec, DType::f32, random);
+    if (choice_margin(spec, inputs) < 1e-4) continue;  // another choice is another gradient
+    Values out_grad(DType::f32, spec.tokens(), spec.layer.shape.heads, spec.layer.shape.d_value);
+    out_grad.fill_normal(1, random);
+    const OperatorValues expected = Composed(spec, inputs, exact).backward(out_grad);
+    const OperatorValues actual = Composed(spec, inputs, fast).backward(out_grad);
+    for (std::size_t k = 0; k < expected.all().size(); ++k) {
+      const double error =
+          error_of(expected.all()[k]->doubles(), actual.all()[k]->doubles(), kErrorFloor);
+      EXPECT_LE(error, kOperatorF32) << OperatorValues::kNames[k] << " " << describe(spec);
+      worst = std::max(worst, error);
+    }
+  }
+  fmt::print("largest error {:.1e}\n", worst);
 }
 
 // Restricts dispatch to one instruction set during its lifetime.

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/operator_case.h"
+#include "attention/operator_grids.h"
 #include "support/compare.h"
 
 namespace lca::test {

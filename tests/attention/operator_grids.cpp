@@ -1,4 +1,4 @@
-#include "attention/operator_case.h"
+#include "attention/operator_grids.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
