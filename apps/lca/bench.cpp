@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "attention/layout.h"
+#include "bench_backward.h"
 #include "bench_cuda.h"
 #include "command.h"
 #include "core/error.h"
@@ -30,11 +31,13 @@ constexpr const char* kBenchExplanation =
     "attention. GFLOP/s count visible pairs only; gemm is oneDNN's float32 product of 2048³ with\n"
     "the same threads, measured before and after, whichever is faster.\n"
     "On the GPU attention, condensing, rebuilding and decoding are measured separately.\n"
+    "With --backward a training step is measured: condensing and attention, and their gradients.\n"
     "\n"
     "Examples:\n"
     "  lca bench attention --shape deepseek-v2-lite --lengths 1K,4K,16K,64K --threads 2\n"
     "  lca bench attention --shape qwen-7b --lengths 16K --dtype bf16 --json\n"
     "  lca bench attention --shape smollm2 --lengths 8K --methods lca,window --group 32\n"
+    "  lca bench attention --shape smollm2 --lengths 2K,8K --backward\n"
     "  lca bench attention --backend cuda --lengths 8K,128K,1M --batch 1,32\n"
     "  lca bench attention --backend cuda --backward --lengths 8K,64K --methods lca";
 
@@ -341,7 +344,6 @@ void run(const BenchFlags& flags) {
   const auto [backend, options] = flags.where.read();
   const bool on_cuda = backend == Backend::cuda;
   cuda_only_check(flags.batch, "--batch", on_cuda);
-  if (flags.backward && !on_cuda) fail_input("--backward is for the GPU; add --device cuda, or leave it out");
   if (on_cuda) return run_cuda(flags, options);
   const NamedShape& model = named_shape(flags.shape.text);
   BenchJob job{
@@ -351,6 +353,9 @@ void run(const BenchFlags& flags) {
       methods_parse(flags.methods.text),
       counts_parse("--lengths", flags.lengths.text, 1, kLongestLength), flags.common.threads()};
   if (job.threads == 0) job.threads = Context(0).threads();
+  if (flags.backward) {
+    return backward_bench({job.model, job.spec, job.methods, job.lengths, job.threads, flags.json});
+  }
   check_memory(job);
   const BenchReport report = measure(job);
   flags.json ? print_report_json(job, report) : print_table(job, report);
@@ -371,7 +376,7 @@ Command bench_attention_command(CLI::App& parent) {
   flags->methods.add(*app, "--methods,--method", "LIST", "any of lca, dense, window", "lca,dense");
   flags->batch.add(*app, "--batch", "N,N,...", "cuda: sessions that decode together", "1,32");
   app->add_flag("--backward", flags->backward,
-                "cuda: attention and its gradients; --batch counts packed documents");
+                "a training step, gradients included; cuda: --batch counts packed documents");
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::no);

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/operator_case.h"
+#include "attention/operator_grids.h"
 #include "support/compare.h"
 
 namespace lca::test {
@@ -49,7 +49,8 @@ TEST(ThreadsOperator, SumsOverSeveralChunksGiveTheSameBits) {
       OperatorCase a_case = operator_case(layer, {0, 1600, 1700}, DType::f32, random);
       Context one(1);
       const OperatorResults expected = cpu_results(a_case, one);
-      for (int threads : {2, 3, 4}) {
+      for (int threads : {4, 3, 2}) {
+        if (threads < 4 && test_scale() < 1) break;
         Context context(threads);
         expect_same_bits(expected, cpu_results(a_case, context));
       }

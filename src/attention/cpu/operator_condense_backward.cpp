@@ -187,7 +187,8 @@ class CondenseBackward {
       std::fill_n(positional_grad(j, kv, vector), d_positional, 0.0F);
     }
     float bias_grad = 0;
-    const bool has_mass = settings_.mass == Mass::score && out_grads_.bias != nullptr;
+    // A group of one token is its own representative: its b is 0 whatever the scores are.
+    const bool has_mass = settings_.mass == Mass::score && out_grads_.bias != nullptr && g > 1;
     if (has_mass) {
       // b = log Σ exp(s) − s_rep: first what goes through the representative's own score.
       bias_grad = out_grads_.bias[j * shape_.kv_heads + kv];

@@ -1,4 +1,4 @@
-#include "attention/operator_case.h"
+#include "attention/operator_grids.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -268,12 +268,13 @@ class OperatorRun {
     const std::array names{"D q_nope", "D q_rope",     "D k_nope",     "D k_rope",
                            "D value",  "D rep k_nope", "D rep k_rope", "D rep value"};
     // The backward pass subtracts rowsum(dO ∘ O). Where `out` is rounded to bfloat16 that leaves an
-    // error in proportion to the sum, about 1 for these inputs, however small the gradient is; a
-    // bias adds as many of them as there are queries and heads, with either sign.
+    // error in proportion to the sum and to the rows it is multiplied with, about 2 for these
+    // inputs, however small the gradient is; a bias adds as many of them as there are queries and
+    // heads, with either sign.
     const bool rounded = c_.out_dtype == DType::bf16;
     const double queries = static_cast<double>(n_ * c_.spec.layer.shape.heads_per_kv());
     for (unsigned i = 0; i < grids.size(); ++i) {
-      add_wanted(names[i], grids[i], i, rounded ? 1 : kErrorFloor);
+      add_wanted(names[i], grids[i], i, rounded ? 2 : kErrorFloor);
     }
     const double floor = rounded ? std::max(1.0, std::sqrt(queries) / 2) : kErrorFloorBias;
     if (is_wanted(8)) add("D rep_bias", bias, floor);
