@@ -26,8 +26,10 @@
 namespace lca::cuda {
 namespace {
 
-template <int Nope, int Rope, int Value, int Tile, int Stages>
+template <int Nope, int Rope, int Value, int Tile, int Stages, bool Tight>
 struct KeysConfig {
+  /// Too few registers for P and dSᵀ at the same time: dSᵀ takes the place of P after dV.
+  static constexpr bool kTight = Tight;
   static constexpr int kNope = Nope, kRope = Rope, kScore = Nope + Rope, kValue = Value;
   static constexpr int kTile = Tile, kStages = Stages;
   static constexpr int kKeyBytes = kKeyBlock * kScore * 2, kValueBytes = kKeyBlock * Value * 2;
@@ -185,8 +187,7 @@ class KeysConsumer {
  private:
   static constexpr int kTile = C::kTile;
   static constexpr int kScores = kTile / 2;  // accumulators of Sᵀ and dPᵀ
-  // Too few registers for P and dSᵀ at the same time: dSᵀ takes the place of P after dV.
-  static constexpr bool kTight = C::kScore + C::kValue > 256;
+  static constexpr bool kTight = C::kTight;
 
   __device__ __forceinline__ std::uint32_t* dscores() { return kTight ? probabilities_ : dscores_; }
 
@@ -580,14 +581,23 @@ void keys_launch(const PrefillBackward& problem, const BackwardPlan& plan,
   check(cudaGetLastError(), "launching the gradients of keys");
 }
 
-using KeysMla = KeysConfig<128, 64, 128, 64, 3>;
-using KeysGqa128 = KeysConfig<128, 0, 128, 64, 4>;
-using KeysGqa64 = KeysConfig<64, 0, 64, 128, 4>;
+using KeysMla = KeysConfig<128, 64, 128, 64, 3, true>;
+using KeysGqa128 = KeysConfig<128, 0, 128, 64, 4, false>;
+using KeysGqa64 = KeysConfig<64, 0, 64, 128, 4, false>;
 
 }  // namespace
 
 void backward_keys_sm90(const PrefillBackward& problem, const BackwardPlan& plan,
                         const BackwardSpace& space, const Queue& queue) {
+#ifdef LCA_VARIANTS
+  if (const char* v = getenv("KEYS"); v != nullptr && problem.forward.form == Form::gqa) {
+    const bool wide = problem.forward.q_rope.width == 128;
+    if (*v == '1' && wide) return keys_launch<KeysConfig<128, 0, 128, 96, 3, true>>(problem, plan, space, queue);
+    if (*v == '2' && wide) return keys_launch<KeysConfig<128, 0, 128, 64, 4, true>>(problem, plan, space, queue);
+    if (*v == '1' && !wide) return keys_launch<KeysConfig<64, 0, 64, 64, 6, false>>(problem, plan, space, queue);
+    if (*v == '2' && !wide) return keys_launch<KeysConfig<64, 0, 64, 128, 4, true>>(problem, plan, space, queue);
+  }
+#endif
   if (problem.forward.form == Form::mla) {
     keys_launch<KeysMla>(problem, plan, space, queue);
   } else if (problem.forward.q_rope.width == 128) {

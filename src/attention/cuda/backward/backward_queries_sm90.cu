@@ -589,7 +589,7 @@ void queries_launch(const PrefillBackward& problem, const BackwardPlan& plan,
 
 // Entry positions take shared memory for the second form: MLA's blocks are shorter there.
 template <bool Entry>
-using QueriesMla = QueriesConfig<128, 64, 128, Entry ? 64 : 80, Entry ? 3 : 2, false, Entry>;
+using QueriesMla = QueriesConfig<128, 64, 128, Entry ? 64 : 80, Entry ? 3 : 2, !Entry, Entry>;
 template <bool Entry>
 using QueriesGqa128 = QueriesConfig<128, 0, 128, 96, 2, false, Entry>;
 template <bool Entry>
@@ -599,13 +599,16 @@ template <bool Entry>
 void queries_launch_form(const PrefillBackward& problem, const BackwardPlan& plan,
                          const BackwardSpace& space, const Queue& queue) {
 #ifdef LCA_VARIANTS
-  if (const char* v = getenv("VARIANT");
-      v != nullptr && problem.forward.form == Form::mla && !Entry) {
-    if (*v == '1')
-      queries_launch<QueriesConfig<128, 64, 128, 64, 3, false>>(problem, plan, space, queue);
-    if (*v == '2')
-      queries_launch<QueriesConfig<128, 64, 128, 80, 2, true>>(problem, plan, space, queue);
-    return;
+  if (const char* v = getenv("VARIANT"); v != nullptr && !Entry) {
+    const bool wide = problem.forward.q_rope.width == 128;
+    if (problem.forward.form == Form::mla) {
+      if (*v == '1') return queries_launch<QueriesConfig<128, 64, 128, 64, 3, true>>(problem, plan, space, queue);
+    } else if (wide) {
+      if (*v == '1') return queries_launch<QueriesConfig<128, 0, 128, 96, 2, true>>(problem, plan, space, queue);
+    } else {
+      if (*v == '1') return queries_launch<QueriesConfig<64, 0, 64, 128, 3, true>>(problem, plan, space, queue);
+      if (*v == '2') return queries_launch<QueriesConfig<64, 0, 64, 96, 3, false>>(problem, plan, space, queue);
+    }
   }
 #endif
   if (problem.forward.form == Form::mla) {
