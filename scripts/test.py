@@ -144,8 +144,11 @@ def python(skips):
     for line in process.stdout:  # shown as it comes: making the environment takes minutes
         print(line, end="", flush=True)
         lines.append(line)
-    code = process.wait()
-    text = "".join(lines)
+    return python_counts("".join(lines), process.wait(), skips)
+
+
+def python_counts(text, code, skips):
+    """Counts out of what scripts/python.py said and the code it ended with."""
     if code == 77:
         why = re.search(r"^SKIPPED: (.+)$", text, re.MULTILINE)
         skips.add("python", "all", why[1] if why else "")
