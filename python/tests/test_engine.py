@@ -139,10 +139,12 @@ def test_other_threads_run_while_the_engine_works(engine):
 
     thread = threading.Thread(target=tick)
     thread.start()
-    engine.session().read(STORY)
+    start = time.monotonic()
+    engine.session().read(STORY * 2)
+    spent = time.monotonic() - start
     done.set()
     thread.join()
-    assert max(later - earlier for earlier, later in zip(ticks, ticks[1:])) < 0.5
+    assert max(later - earlier for earlier, later in zip(ticks, ticks[1:])) < spent / 2
 
 
 def test_ctrl_c_stops_a_long_prompt(smollm2):

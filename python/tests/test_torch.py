@@ -192,11 +192,14 @@ def test_compiled_gradients_equal_eager_ones(mla):
 
 
 def test_a_block_compiled_by_inductor_equals_the_eager_one():
-    block = Block(mass="score")
-    x = torch.randn(2, 40, 16)
+    block = Block(mla=True, mass="score")
+    x = torch.randn(1, 40, 16)
     compiled = torch.compile(block, fullgraph=True)
-    for one, other in zip(block_grads(block, compiled, x), block_grads(block, block, x)):
-        assert difference(one, other) < 1e-5
+    for cuts in ([0, 17, 40], [0, 9, 20, 40]):
+        documents = torch.tensor(cuts, dtype=torch.int32)
+        for one, other in zip(block_grads(block, compiled, x, cu_seqlens=documents),
+                              block_grads(block, block, x, cu_seqlens=documents)):
+            assert difference(one, other) < 1e-5
 
 
 def test_a_compiled_block_takes_packed_documents_of_changing_lengths():
@@ -320,6 +323,48 @@ def test_the_gpu_agrees_with_double(variant):
     ours = backward(lambda *x: lca.attention(*(y.cuda() for y in x), **knobs).cpu(), inputs)
     for one, other in zip([ours[0], *ours[1]], [truth[0], *truth[1]]):
         assert difference(one.double(), other) < 2e-2
+
+
+@cuda
+@pytest.mark.parametrize("variant", ["training", "select and mass by score", "entry positions", "best head"])
+def test_the_gpu_agrees_with_double_in_mla(variant):
+    knobs = torch_knobs(variant, 64)
+    arrays = mla_arrays(tokens=200, heads=4, nope=128, rope=64, latent=512, value=128)
+    inputs = [x.bfloat16() for x in tensors((*arrays[:4], arrays[4] / 20, arrays[5] / 20), grad=False)]
+    truth = backward(lambda *x: lca.mla_attention(*x, backend="reference", **knobs), [x.double() for x in inputs])
+    ours = backward(lambda *x: lca.mla_attention(*(y.cuda() for y in x), **knobs).cpu(), inputs)
+    for one, other in zip([ours[0], *ours[1]], [truth[0], *truth[1]]):
+        assert difference(one.double(), other) < 3e-2  # keys and values of tokens are rounded on the way
+
+
+@cuda
+def test_the_gpu_takes_packed_documents_and_strided_batches():
+    q, k, v = (x.bfloat16().cuda() for x in tensors(gqa_arrays(batch=1, tokens=300, width=64, value=64), grad=False))
+    cuts = torch.tensor([0, 120, 121, 300], dtype=torch.int32, device="cuda")
+    packed = lca.attention(q, k, v, cu_seqlens=cuts, **SMALL)
+    for first, last in ((0, 120), (120, 121), (121, 300)):
+        alone = lca.attention(*(x[:, first:last] for x in (q, k, v)), **SMALL)
+        assert difference(packed[:, first:last].float().cpu(), alone.float().cpu()) < 1e-2
+    both = [torch.cat([x, x.flip(1)]) for x in (q, k, v)]
+    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in both]
+    one, other = (lca.attention(*x, **SMALL).float().cpu() for x in (both, heads_first))
+    assert difference(one, other) < 1e-2
+
+
+@cuda
+def test_deterministic_gradients_repeat():
+    inputs = [x.bfloat16().cuda() for x in tensors(gqa_arrays(tokens=2000, width=64, value=64), grad=False)]
+    grad = torch.randn(2, 2000, 4, 64, device="cuda").bfloat16()
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = []
+        for _ in range(3):
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            results.append(torch.autograd.grad(lca.attention(*leaves, **SMALL), leaves, grad))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for result in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(result, results[0]))
 
 
 @cuda
