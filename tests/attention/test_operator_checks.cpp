@@ -432,7 +432,8 @@ TEST(OperatorChecks, NothingCondensedNeedsNoMemoryForRepresentatives) {
     const Composed composed(spec, inputs, OperatorPlace{.backend = Backend::reference});
     Values grad(DType::f64, spec.tokens(), spec.layer.shape.heads, spec.layer.shape.d_value);
     grad.fill_normal(1, random);
-    for (const Values* values : composed.backward(grad).all()) {
+    const OperatorValues grads = composed.backward(grad);
+    for (const Values* values : grads.all()) {
       for (const double value : values->doubles()) EXPECT_TRUE(std::isfinite(value));
     }
   }

@@ -45,10 +45,13 @@ struct OperatorValues {
 
   /// Of the shapes that belong to the spec, filled with NaN.
   static OperatorValues of(const OperatorSpec& spec, DType dtype);
-  std::array<Values*, 6> all() { return {&q_nope, &q_rope, &semantic, &positional, &w_uk, &w_uv}; }
-  std::array<const Values*, 6> all() const {
+  std::array<Values*, 6> all() & {
     return {&q_nope, &q_rope, &semantic, &positional, &w_uk, &w_uv};
   }
+  std::array<const Values*, 6> all() const& {
+    return {&q_nope, &q_rope, &semantic, &positional, &w_uk, &w_uv};
+  }
+  std::array<const Values*, 6> all() const&& = delete;  // would outlive its values
   static constexpr std::array<const char*, 6> kNames{"q_nope",     "q_rope", "semantic",
                                                      "positional", "w_uk",   "w_uv"};
   LayerWeights weights() const { return {w_uk.view(), w_uv.view()}; }
