@@ -35,8 +35,7 @@ constexpr const char* kBenchExplanation =
     "  lca bench attention --shape deepseek-v2-lite --lengths 1K,4K,16K,64K --threads 2\n"
     "  lca bench attention --shape qwen-7b --lengths 16K --dtype bf16 --json\n"
     "  lca bench attention --shape smollm2 --lengths 8K --methods lca,window --group 32\n"
-    "  lca bench attention --backend cuda --lengths 8K,128K,1M --batch 1,32\n"
-    "  lca bench attention --backend cuda --backward --lengths 8K,64K --methods lca";
+    "  lca bench attention --backend cuda --lengths 8K,128K,1M --batch 1,32";
 
 struct BenchFlags {
   CommonFlags common;
@@ -341,7 +340,9 @@ void run(const BenchFlags& flags) {
   const auto [backend, options] = flags.where.read();
   const bool on_cuda = backend == Backend::cuda;
   cuda_only_check(flags.batch, "--batch", on_cuda);
-  if (flags.backward && !on_cuda) fail_input("--backward is for the GPU; add --device cuda, or leave it out");
+  if (flags.backward && !on_cuda) {
+    fail_input("--backward is for the GPU; add --device cuda, or leave it out");
+  }
   if (on_cuda) return run_cuda(flags, options);
   const NamedShape& model = named_shape(flags.shape.text);
   BenchJob job{
@@ -370,8 +371,7 @@ Command bench_attention_command(CLI::App& parent) {
   flags->dtype.add(*app, "--dtype", "f32|bf16", "inputs and cache", "f32");
   flags->methods.add(*app, "--methods,--method", "LIST", "any of lca, dense, window", "lca,dense");
   flags->batch.add(*app, "--batch", "N,N,...", "cuda: sessions that decode together", "1,32");
-  app->add_flag("--backward", flags->backward,
-                "cuda: attention and its gradients; --batch counts packed documents");
+  app->add_flag("--backward", flags->backward, "measure a training step, gradients included");
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::no);
