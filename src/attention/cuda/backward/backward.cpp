@@ -78,11 +78,22 @@ std::int64_t blocks_of(std::int64_t rows, int block) { return (rows + block - 1)
 int slices_for(double units, double all_units) {
   constexpr double kMultiprocessors = 132;
   constexpr double kLongest = 0.8, kWanted = 0.4;  // of a share
-  constexpr double kMost = 8, kLeastUnits = 8;  // slices, and tiles that are worth one
+  constexpr double kMost = 8, kLeastUnits = 8;     // slices, and tiles that are worth one
   const double share = all_units / kMultiprocessors;
   if (units <= kLongest * share) return 1;
   const double most = std::clamp(units / kLeastUnits, 1.0, kMost);
   return static_cast<int>(std::min(std::ceil(units / (kWanted * share)), most));
+}
+
+/// About how many pairs of a query and something it sees a document of n tokens has.
+double pairs_estimate(const Layout& layout, std::int64_t n) {
+  const std::int64_t sink = std::min(layout.sink, n);
+  const auto tokens = static_cast<double>(n - sink);
+  const auto reach = std::min(static_cast<double>(layout.token_queries(sink, n).size()), tokens);
+  const auto groups = static_cast<double>(layout.groups(n));
+  const auto first = static_cast<double>(n - layout.group_exit(0));  // queries of the first one
+  return static_cast<double>(sink * n) + reach * (tokens - reach / 2) +
+         groups * (first - static_cast<double>(layout.group) * (groups - 1) / 2);
 }
 
 bool any(const KeyGrads& grads) {
@@ -139,7 +150,7 @@ BackwardPlan backward_plan(const PrefillBackward& problem, std::span<const Prefi
   for (const BackwardRun& run : plan.runs) {
     const std::int64_t sink = std::min<std::int64_t>(layout.sink, run.count);
     const auto shared = static_cast<double>(heads / kv_heads);
-    pairs += static_cast<double>(layout.pairs(run.count));
+    pairs += pairs_estimate(layout, run.count);
     if (sink + run.groups > 0) far_units = std::max(far_units, shared * run.count / kUnit);
     const Range first = layout.token_queries(sink, run.count);
     local_units =

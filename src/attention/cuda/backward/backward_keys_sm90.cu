@@ -30,6 +30,8 @@ template <int Nope, int Rope, int Value, int Tile, int Stages, bool Tight>
 struct KeysConfig {
   /// Too few registers for P and dSᵀ at the same time: dSᵀ takes the place of P after dV.
   static constexpr bool kTight = Tight;
+  static constexpr int kRegisters = Nope + Rope + Value > 256 ? 240 : 232;
+  static constexpr int kProducerRegisters = producer_registers(kRegisters);
   static constexpr int kNope = Nope, kRope = Rope, kScore = Nope + Rope, kValue = Value;
   static constexpr int kTile = Tile, kStages = Stages;
   static constexpr int kKeyBytes = kKeyBlock * kScore * 2, kValueBytes = kKeyBlock * Value * 2;
@@ -514,14 +516,14 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    cutlass::arch::warpgroup_reg_dealloc<kBackwardProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<C::kProducerRegisters>();
     if (threadIdx.x == 0) {
       keys_load<C>(params, maps, shared);
     } else if (threadIdx.x == 32) {
       keys_schedule<C>(params, shared);
     }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kBackwardConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<C::kRegisters>();
     KeysConsumer<C>(params, shared, __shfl_sync(~0u, threadIdx.x / 128, 0) - 1).run();
   }
 }
@@ -591,26 +593,13 @@ void keys_launch(const PrefillBackward& problem, const BackwardPlan& plan,
 }
 
 using KeysMla = KeysConfig<128, 64, 128, 64, 3, true>;
-using KeysGqa128 = KeysConfig<128, 0, 128, 64, 4, false>;
+using KeysGqa128 = KeysConfig<128, 0, 128, 96, 3, true>;
 using KeysGqa64 = KeysConfig<64, 0, 64, 128, 4, false>;
 
 }  // namespace
 
 void backward_keys_sm90(const PrefillBackward& problem, const BackwardPlan& plan,
                         const BackwardSpace& space, const Queue& queue) {
-#ifdef LCA_VARIANTS
-  if (const char* v = getenv("KEYS"); v != nullptr && problem.forward.form == Form::gqa) {
-    const bool wide = problem.forward.q_rope.width == 128;
-    if (*v == '1' && wide)
-      return keys_launch<KeysConfig<128, 0, 128, 96, 3, true>>(problem, plan, space, queue);
-    if (*v == '2' && wide)
-      return keys_launch<KeysConfig<128, 0, 128, 64, 4, true>>(problem, plan, space, queue);
-    if (*v == '1' && !wide)
-      return keys_launch<KeysConfig<64, 0, 64, 64, 6, false>>(problem, plan, space, queue);
-    if (*v == '2' && !wide)
-      return keys_launch<KeysConfig<64, 0, 64, 128, 4, true>>(problem, plan, space, queue);
-  }
-#endif
   if (problem.forward.form == Form::mla) {
     keys_launch<KeysMla>(problem, plan, space, queue);
   } else if (problem.forward.q_rope.width == 128) {

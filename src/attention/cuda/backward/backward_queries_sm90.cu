@@ -32,6 +32,8 @@ struct QueriesConfig {
   /// Too few registers for S, dP and dS at the same time: dP is issued after the exponentials,
   /// and P waits as bf16.
   static constexpr bool kTight = Tight;
+  static constexpr int kRegisters = 232;
+  static constexpr int kProducerRegisters = producer_registers(kRegisters);
   static constexpr int kNope = Nope, kRope = Rope, kScore = Nope + Rope, kValue = Value;
   static constexpr int kKeys = Keys, kKeyStages = 3, kValueStages = ValueStages;
   static constexpr int kRotated = Rope > 0 ? Rope : Nope;  // columns that have two forms
@@ -523,7 +525,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    cutlass::arch::warpgroup_reg_dealloc<kBackwardProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<C::kProducerRegisters>();
     if (threadIdx.x == 0) {
       queries_load<C>(maps, shared);
     } else if (threadIdx.x == 32) {
@@ -532,7 +534,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
       queries_load_bias<C>(params, shared);
     }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kBackwardConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<C::kRegisters>();
     QueriesConsumer<C>(params, shared, __shfl_sync(~0u, threadIdx.x / 128, 0) - 1).run();
   }
 }
@@ -614,24 +616,6 @@ using QueriesGqa64 = QueriesConfig<64, 0, 64, 128, 3, false, Entry>;
 template <bool Entry>
 void queries_launch_form(const PrefillBackward& problem, const BackwardPlan& plan,
                          const BackwardSpace& space, const Queue& queue) {
-#ifdef LCA_VARIANTS
-  if (const char* v = getenv("VARIANT"); v != nullptr && !Entry) {
-    const bool wide = problem.forward.q_rope.width == 128;
-    if (problem.forward.form == Form::mla) {
-      if (*v == '1')
-        return queries_launch<QueriesConfig<128, 64, 128, 64, 3, true>>(problem, plan, space,
-                                                                        queue);
-    } else if (wide) {
-      if (*v == '1')
-        return queries_launch<QueriesConfig<128, 0, 128, 96, 2, true>>(problem, plan, space, queue);
-    } else {
-      if (*v == '1')
-        return queries_launch<QueriesConfig<64, 0, 64, 128, 3, true>>(problem, plan, space, queue);
-      if (*v == '2')
-        return queries_launch<QueriesConfig<64, 0, 64, 96, 3, false>>(problem, plan, space, queue);
-    }
-  }
-#endif
   if (problem.forward.form == Form::mla) {
     queries_launch<QueriesMla<Entry>>(problem, plan, space, queue);
   } else if (problem.forward.q_rope.width == 128) {
