@@ -10,9 +10,12 @@ namespace lca::cuda {
 
 inline constexpr int kBackwardConsumers = 2;  ///< warp groups that multiply
 inline constexpr int kBackwardThreads = 128 * (kBackwardConsumers + 1);
-// What the producer gives up is what the consumers take: 168 registers each at the start.
-inline constexpr int kBackwardProducerRegisters = 32;
+// What the producer gives up is what the consumers take: 168 registers each at the start. With one
+// register more for either side the last warp group would wait for ever.
+inline constexpr int kBackwardProducerRegisters = 24;
 inline constexpr int kBackwardConsumerRegisters = 240;
+static_assert(kBackwardProducerRegisters + kBackwardConsumers * kBackwardConsumerRegisters <=
+              168 * (kBackwardConsumers + 1));
 
 /// Position in a ring: slot and phase.
 template <int Slots>

@@ -26,8 +26,10 @@
 namespace lca::cuda {
 namespace {
 
-template <int Nope, int Rope, int Value, int Tile, int Stages>
+template <int Nope, int Rope, int Value, int Tile, int Stages, bool Tight>
 struct KeysConfig {
+  /// Too few registers for P and dSᵀ at the same time: dSᵀ takes the place of P after dV.
+  static constexpr bool kTight = Tight;
   static constexpr int kNope = Nope, kRope = Rope, kScore = Nope + Rope, kValue = Value;
   static constexpr int kTile = Tile, kStages = Stages;
   static constexpr int kKeyBytes = kKeyBlock * kScore * 2, kValueBytes = kKeyBlock * Value * 2;
@@ -56,6 +58,13 @@ struct KeysMaps {
   CUtensorMap k_nope, k_rope, value, group_nope, group_rope, group_value;
 };
 
+/// What consumers must know of a tile, beside it.
+struct TileNote {
+  std::int32_t position;  // of its first query
+  std::int32_t rows;      // queries that exist
+  std::int32_t masked;    // whether some key is not seen by some query
+};
+
 template <typename C>
 struct KeysShared {
   alignas(1024) unsigned char key[C::kKeyBytes];
@@ -66,6 +75,7 @@ struct KeysShared {
   alignas(128) float delta[C::kStages][C::kTile];
   float bias[kKeyBlock];                  // in powers of two
   float2 sums[128 * kBackwardConsumers];  // dbias: each thread its two rows
+  TileNote notes[C::kStages];
   KeyItem items[2];
   LoadBarrier keys_full, values_full, tile_full[C::kStages];
   Barrier keys_empty, values_empty, tile_empty[C::kStages];
@@ -130,6 +140,9 @@ __device__ __forceinline__ void keys_load(const KeysParams& p, const KeysMaps& m
       const int row = item.query_row + t * kTile;
       LoadBarrier& full = shared.tile_full[ring.slot];
       shared.tile_empty[ring.slot].wait(ring.phase ^ 1);
+      const int position = t * kTile;
+      shared.notes[ring.slot] = {position, min(kTile, item.count - position),
+                                 position < item.all_begin || position + kTile > item.all_end};
       full.arrive_and_expect_tx(C::kQueryBytes + C::kDoutBytes + 2 * kTile * 4);
       panels_load<kTile, C::kNope>(nope, full, shared.query[ring.slot], h, row);
       panels_load<kTile, C::kRope>(rope, full, shared.query[ring.slot] + kTile * C::kNope * 2, h,
@@ -185,8 +198,7 @@ class KeysConsumer {
  private:
   static constexpr int kTile = C::kTile;
   static constexpr int kScores = kTile / 2;  // accumulators of Sᵀ and dPᵀ
-  // Too few registers for P and dSᵀ at the same time: dSᵀ takes the place of P after dV.
-  static constexpr bool kTight = C::kScore + C::kValue > 256;
+  static constexpr bool kTight = C::kTight;
 
   __device__ __forceinline__ std::uint32_t* dscores() { return kTight ? probabilities_ : dscores_; }
 
@@ -205,10 +217,10 @@ class KeysConsumer {
 
   /// Waits for a tile, and clears queries after the document's end: even a probability of zero does
   /// not cancel a NaN. Both warp groups clear, each before its own products.
-  __device__ __forceinline__ void tile_wait(const KeyItem& item, int position) {
+  __device__ __forceinline__ void tile_wait() {
     shared_.tile_full[ring_.slot].wait(ring_.phase);
-    const int left = item.count - position;
-    if (left >= kTile) return;
+    const int left = shared_.notes[ring_.slot].rows;
+    if (left == kTile) return;
     rows_clear<kTile, C::kScore>(shared_.query[ring_.slot], 0, left);
     rows_clear<kTile, C::kValue>(shared_.dout[ring_.slot], 0, left);
     async_proxy_fence();
@@ -247,8 +259,9 @@ class KeysConsumer {
     accumulators_fence(dk_);
   }
 
-  /// Sᵀ to P of the tile that begins at query `position`.
-  __device__ __forceinline__ void exponentiate(const KeyItem& item, int position) {
+  /// Sᵀ to P.
+  __device__ __forceinline__ void exponentiate(const KeyItem& item) {
+    const TileNote note = shared_.notes[ring_.slot];
     const float* const lse = shared_.lse[ring_.slot] + 2 * (lane_ & 3);
     const float bias[2] = {shared_.bias[row_], shared_.bias[row_ + 8]};
 #pragma unroll
@@ -260,11 +273,11 @@ class KeysConsumer {
         s_[i + 2 * r + 1] = exp2_fast(fmaf(s_[i + 2 * r + 1], p_.scale_log2, bias[r] - top.y));
       }
     }
-    if (position < item.all_begin || position + kTile > item.all_end) {
+    if (note.masked) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const auto queries = row_queries(item, r);
-        const unsigned from = position + 2 * (lane_ & 3) - queries.begin;
+        const unsigned from = note.position + 2 * (lane_ & 3) - queries.begin;
         const unsigned seen = queries.end - queries.begin;
 #pragma unroll
         for (int i = 0; i < kScores; i += 4) {
@@ -338,8 +351,6 @@ class KeysConsumer {
     shared_.sums[threadIdx.x - 128] = {0, 0};
     __syncwarp();
     const int all = item.step_end - item.step_begin;
-    const int last = (item.tile_first + item.tile_count - 1) * kTile;
-    int position = last - item.step_begin % item.tile_count * kTile;
     shared_.keys_full.wait(k & 1);
     if (all == 0) {  // a slice of fewer tiles than slices
       warp_release(shared_.keys_empty);
@@ -351,12 +362,12 @@ class KeysConsumer {
       for (float& x : dv_) x = 0;
       return;
     }
-    tile_wait(item, position);
+    tile_wait();
     scores_issue();
     cute::warpgroup_wait<0>();
     accumulators_fence(s_);
     if (all == 1) warp_release(shared_.keys_empty);
-    exponentiate(item, position);
+    exponentiate(item);
     if (kTight) probabilities_pack();
     shared_.values_full.wait(k & 1);
     for (int n = 0; n + 1 < all; ++n) {
@@ -369,14 +380,13 @@ class KeysConsumer {
       if (sums_wanted(item)) bias_add();
       const int slot = ring_.slot;
       ring_.next();
-      position = position == item.tile_first * kTile ? last : position - kTile;
-      tile_wait(item, position);
+      tile_wait();
       scores_issue();
       dkeys_issue(slot, n > 0);
       cute::warpgroup_wait<1>();
       accumulators_fence(s_);
       if (n + 2 == all) warp_release(shared_.keys_empty);  // the next item's may come
-      exponentiate(item, position);
+      exponentiate(item);
       cute::warpgroup_wait<0>();
       accumulators_fence(dk_);
       if constexpr (!kTight) accumulators_fence(dv_);
@@ -580,14 +590,27 @@ void keys_launch(const PrefillBackward& problem, const BackwardPlan& plan,
   check(cudaGetLastError(), "launching the gradients of keys");
 }
 
-using KeysMla = KeysConfig<128, 64, 128, 64, 3>;
-using KeysGqa128 = KeysConfig<128, 0, 128, 64, 4>;
-using KeysGqa64 = KeysConfig<64, 0, 64, 128, 4>;
+using KeysMla = KeysConfig<128, 64, 128, 64, 3, true>;
+using KeysGqa128 = KeysConfig<128, 0, 128, 64, 4, false>;
+using KeysGqa64 = KeysConfig<64, 0, 64, 128, 4, false>;
 
 }  // namespace
 
 void backward_keys_sm90(const PrefillBackward& problem, const BackwardPlan& plan,
                         const BackwardSpace& space, const Queue& queue) {
+#ifdef LCA_VARIANTS
+  if (const char* v = getenv("KEYS"); v != nullptr && problem.forward.form == Form::gqa) {
+    const bool wide = problem.forward.q_rope.width == 128;
+    if (*v == '1' && wide)
+      return keys_launch<KeysConfig<128, 0, 128, 96, 3, true>>(problem, plan, space, queue);
+    if (*v == '2' && wide)
+      return keys_launch<KeysConfig<128, 0, 128, 64, 4, true>>(problem, plan, space, queue);
+    if (*v == '1' && !wide)
+      return keys_launch<KeysConfig<64, 0, 64, 64, 6, false>>(problem, plan, space, queue);
+    if (*v == '2' && !wide)
+      return keys_launch<KeysConfig<64, 0, 64, 128, 4, true>>(problem, plan, space, queue);
+  }
+#endif
   if (problem.forward.form == Form::mla) {
     keys_launch<KeysMla>(problem, plan, space, queue);
   } else if (problem.forward.q_rope.width == 128) {

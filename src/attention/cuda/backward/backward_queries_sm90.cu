@@ -66,6 +66,14 @@ struct QueryWork : QueryTile {
   std::int64_t stat_row;  // of its first query
 };
 
+/// What consumers must know of a block of keys, beside it.
+struct BlockNote {
+  std::int32_t kind;    // BlockKind
+  std::int32_t base;    // position, or representative, of its first key
+  std::int32_t masked;  // whether some query does not see some key
+  std::int32_t owned;   // rows that are the document's: the first, and 65536 · the end
+};
+
 template <typename C>
 struct QueriesShared {
   alignas(1024) unsigned char query[C::kQueryBytes];
@@ -74,6 +82,7 @@ struct QueriesShared {
   alignas(1024) unsigned char key[C::kKeyStages][C::kKeyBytes];
   alignas(1024) unsigned char value[C::kValueStages][C::kValueBytes];
   alignas(16) float bias[C::kKeyStages][C::kKeys];
+  alignas(16) BlockNote notes[C::kKeyStages];
   QueryWork tiles[2];
   LoadBarrier query_full, dout_full, key_full[C::kKeyStages], value_full[C::kValueStages];
   Barrier query_empty, dout_empty, key_empty[C::kKeyStages], value_empty[C::kValueStages];
@@ -142,6 +151,9 @@ __device__ __forceinline__ void queries_load(const QueriesMaps& maps, QueriesSha
       LoadBarrier& key = shared.key_full[keys.slot];
       LoadBarrier& value = shared.value_full[values.slot];
       shared.key_empty[keys.slot].wait(keys.phase ^ 1);
+      const int2 owned = block_owned<kKeys>(tile, block);
+      shared.notes[keys.slot] = {static_cast<int>(block.kind), block.base,
+                                 block_needs_mask<kKeys>(tile, block), owned.x | owned.y << 16};
       key.arrive_and_expect_tx(C::kKeyBytes);
       panels_load<kKeys, C::kNope>(groups ? maps.group_nope : maps.k_nope, key,
                                    shared.key[keys.slot], tile.kv, key_row);
@@ -240,16 +252,22 @@ class QueriesConsumer {
     if (lane_ == 0) barrier.arrive();
   }
 
-  /// Waits for the keys and values of block n; clears rows that are not the document's.
-  __device__ __forceinline__ void keys_wait(const QueryWork& tile, int n) {
+  __device__ __forceinline__ BlockNote note() const { return shared_.notes[keys_ring_.slot]; }
+
+  /// Waits for the next block's keys and clears rows that are not the document's, of its values
+  /// too. Returns whether the block is seen by the far form of queries.
+  __device__ __forceinline__ bool keys_wait() {
     shared_.key_full[keys_ring_.slot].wait(keys_ring_.phase);
-    const int2 owned = block_owned<kKeys>(tile, work_block<kKeys>(tile, n));
-    if (owned.x == 0 && owned.y == kKeys) return;
+    const BlockNote block = note();
+    const bool far = block.kind != static_cast<int>(BlockKind::local);
+    if (block.owned == kKeys << 16) return far;
+    const int2 owned{block.owned & 0xffff, block.owned >> 16};
     shared_.value_full[values_ring_.slot].wait(values_ring_.phase);
     rows_clear<kKeys, C::kScore>(shared_.key[keys_ring_.slot], owned.x, owned.y);
     rows_clear<kKeys, C::kValue>(shared_.value[values_ring_.slot], owned.x, owned.y);
     async_proxy_fence();
     NamedBarrier::sync(128, kBackwardConsumers + group_);
+    return far;
   }
 
   __device__ __forceinline__ void scores_issue(bool far) {
@@ -285,11 +303,11 @@ class QueriesConsumer {
     accumulators_fence(dq_);
   }
 
-  /// S to P of block n.
-  __device__ __forceinline__ void exponentiate(const QueryWork& tile, int n) {
-    const Block block = work_block<kKeys>(tile, n);
+  /// S to P.
+  __device__ __forceinline__ void exponentiate(const QueryWork& tile) {
+    const BlockNote block = note();
     float shift = 0;
-    if (block.kind == BlockKind::groups) {
+    if (block.kind == static_cast<int>(BlockKind::groups)) {
       shift = p_.bias_all;
       if (p_.bias != nullptr) {
         const float* const bias = shared_.bias[keys_ring_.slot] + 2 * (lane_ & 3);
@@ -313,7 +331,7 @@ class QueriesConsumer {
         s_[i + 2 * r + 1] = exp2_fast(fmaf(s_[i + 2 * r + 1], p_.scale_log2, minus));
       }
     }
-    if (block_needs_mask<kKeys>(tile, block)) mask(tile, block);
+    if (block.masked) mask(tile, {static_cast<BlockKind>(block.kind), block.base});
     if constexpr (C::kTight) {
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) probabilities_[i / 2] = pack_bf16(s_[i], s_[i + 1]);
@@ -395,14 +413,13 @@ class QueriesConsumer {
       delta_[r] = __ldg(p_.delta + at);
     }
     shared_.query_full.wait(k & 1);
-    keys_wait(tile, 0);
-    scores_issue(0 < far);
+    scores_issue(keys_wait());
     shared_.dout_full.wait(k & 1);
     if constexpr (!C::kTight) dprobabilities_issue();
     cute::warpgroup_wait<C::kTight ? 0 : 1>();
     accumulators_fence(s_);
     if (blocks == 1) warp_release(shared_.query_empty);
-    exponentiate(tile, 0);
+    exponentiate(tile);
     if constexpr (C::kTight) dprobabilities_issue();
     int before = 0;
     for (int n = 0; n + 1 < blocks; ++n) {
@@ -416,14 +433,13 @@ class QueriesConsumer {
       differentiate();
       keys_ring_.next();
       values_ring_.next();
-      keys_wait(tile, n + 1);
-      scores_issue(n + 1 < far);
+      scores_issue(keys_wait());
       dqueries_issue(before, n > 0);
       if constexpr (!C::kTight) dprobabilities_issue();
       cute::warpgroup_wait<C::kTight ? 1 : 2>();
       accumulators_fence(s_);
       if (n + 2 == blocks) warp_release(shared_.query_empty);  // the next tile's may come
-      exponentiate(tile, n + 1);
+      exponentiate(tile);
       if constexpr (C::kTight) dprobabilities_issue();
     }
     cute::warpgroup_wait<0>();
@@ -589,7 +605,7 @@ void queries_launch(const PrefillBackward& problem, const BackwardPlan& plan,
 
 // Entry positions take shared memory for the second form: MLA's blocks are shorter there.
 template <bool Entry>
-using QueriesMla = QueriesConfig<128, 64, 128, Entry ? 64 : 80, Entry ? 3 : 2, false, Entry>;
+using QueriesMla = QueriesConfig<128, 64, 128, Entry ? 64 : 80, Entry ? 3 : 2, !Entry, Entry>;
 template <bool Entry>
 using QueriesGqa128 = QueriesConfig<128, 0, 128, 96, 2, false, Entry>;
 template <bool Entry>
@@ -599,13 +615,21 @@ template <bool Entry>
 void queries_launch_form(const PrefillBackward& problem, const BackwardPlan& plan,
                          const BackwardSpace& space, const Queue& queue) {
 #ifdef LCA_VARIANTS
-  if (const char* v = getenv("VARIANT");
-      v != nullptr && problem.forward.form == Form::mla && !Entry) {
-    if (*v == '1')
-      queries_launch<QueriesConfig<128, 64, 128, 64, 3, false>>(problem, plan, space, queue);
-    if (*v == '2')
-      queries_launch<QueriesConfig<128, 64, 128, 80, 2, true>>(problem, plan, space, queue);
-    return;
+  if (const char* v = getenv("VARIANT"); v != nullptr && !Entry) {
+    const bool wide = problem.forward.q_rope.width == 128;
+    if (problem.forward.form == Form::mla) {
+      if (*v == '1')
+        return queries_launch<QueriesConfig<128, 64, 128, 64, 3, true>>(problem, plan, space,
+                                                                        queue);
+    } else if (wide) {
+      if (*v == '1')
+        return queries_launch<QueriesConfig<128, 0, 128, 96, 2, true>>(problem, plan, space, queue);
+    } else {
+      if (*v == '1')
+        return queries_launch<QueriesConfig<64, 0, 64, 128, 3, true>>(problem, plan, space, queue);
+      if (*v == '2')
+        return queries_launch<QueriesConfig<64, 0, 64, 96, 3, false>>(problem, plan, space, queue);
+    }
   }
 #endif
   if (problem.forward.form == Form::mla) {
