@@ -251,7 +251,7 @@ TEST(CudaOperator, CondensingRandomLayersMatchesTheReferenceInBothPasses) {
         spec.layer.settings.summary == Summary::streaming && random.chance(0.5) && tokens > 1;
     spec.starts = packed ? random_starts(tokens, random.integer(2, 40), random)
                          : std::vector<std::int64_t>{0, tokens};
-    const Gaps gaps = random.pick<Gaps>({{0, 0}, {16, 8}, {3, 1}});
+    const Gaps gaps = random.pick<Gaps>({{0, 0}, {24, 0}, {16, 8}, {3, 1}});
     condense_both(spec, gaps, 100 + i, compared);
     if (::testing::Test::HasFailure()) return;
   }
