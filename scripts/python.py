@@ -3,6 +3,7 @@
 
     scripts/python.py              everything: package, tests, wheel in a clean environment
     scripts/python.py --build      only the package: build/python/python
+    scripts/python.py --oldest     with the oldest torch and transformers it supports
     scripts/python.py [-- ARGS…]   arguments for pytest, instead of the wheel's test
 
 The tests run in an environment of their own below build/, with the packages of python/requirements.txt (torch and
@@ -23,7 +24,7 @@ import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
-REQUIREMENTS = ROOT / "python" / "requirements.txt"
+REQUIREMENTS = {"newest": ROOT / "python" / "requirements.txt", "oldest": ROOT / "python" / "requirements-oldest.txt"}
 CLEAN = ["numpy", "pytest"]  # what the wheel is tested beside
 OLDEST = (3, 11)
 
@@ -148,11 +149,12 @@ def test_wheel(python, clean):
 def main():
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--build", action="store_true", help="build the package and stop")
+    options.add_argument("--oldest", action="store_true", help="test with the oldest versions of others' packages")
     options.add_argument("pytest", nargs="*", help="arguments for pytest")
     args = options.parse_args()
     python, version = interpreter()
     BUILD.mkdir(exist_ok=True)
-    lines = REQUIREMENTS.read_text().splitlines()
+    lines = REQUIREMENTS["oldest" if args.oldest else "newest"].read_text().splitlines()
     words = [line for line in lines if line and not line.startswith("#")]
     inside = environment(python, version, words, "python-venv")
     say("build")

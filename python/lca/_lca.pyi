@@ -46,6 +46,9 @@ def plan(mla: bool, dims: Sequence[int], settings: str, scale: float, frequencie
     dims: heads, kv_heads, d_nope, d_rope, d_latent, d_value. settings: "group=16 …".
     """
 
+def packs(plan: Plan, views: Sequence[View | None]) -> bool:
+    """Whether a call with these tensors is one call for the whole batch."""
+
 def workspace_bytes(plan: Plan, part: str) -> int: ...
 
 def set_threads(threads: int) -> None: ...

@@ -177,14 +177,16 @@ def _condense_backward(grad_positional, grad_semantic, grad_bias, q_nope, q_rope
         grad_bias = torch.zeros_like(rep_bias)
     outs = [_rows(torch.zeros_like(rep) if grad is None else grad)
             for grad, rep in ((grad_positional, rep_positional), (grad_semantic, rep_semantic))]
+    views = [_view(_rows(tensor)) for tensor in inputs]
+    reps = [*map(_view, (rep_positional, rep_semantic))]
+    outs = [*map(_view, outs)]
     # w_uk is one for the batch: calls for each entry of it would overwrite each other's gradient.
-    add = q_rope.shape[0] > 1
+    add = wanted[4] and not _lca.packs(run.plan, [*views[:4], *reps, *outs])
     if add:
         for grad in grads:
             grad.zero_()
-    run("condense_backward", *(_view(_rows(tensor)) for tensor in inputs),
-        *map(_view, (rep_positional, rep_semantic, rep_bias, scores)),
-        [*map(_view, outs), _view(None if grad_bias is None else grad_bias.contiguous())],
+    run("condense_backward", *views, *reps, _view(rep_bias), _view(scores),
+        [*outs, _view(None if grad_bias is None else grad_bias.contiguous())],
         [_view(grad) if want else None for grad, want in zip(grads, wanted)], add)
     return tuple(grads)
 

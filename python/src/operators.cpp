@@ -180,6 +180,14 @@ Plan plan_make(bool mla, const std::array<std::int64_t, 6>& dims, const std::str
   return plan;
 }
 
+/// Whether a call with these tensors is one call for the whole batch.
+bool plan_packs(const Plan& plan, const std::vector<MaybeView>& views) {
+  return std::all_of(views.begin(), views.end(), [&plan](const MaybeView& view) {
+    const BatchedView batched("a tensor", view, plan.batch);
+    return plan.packs({&batched});
+  });
+}
+
 std::size_t workspace_bytes(const Plan& plan, const std::string& part) {
   static constexpr std::array<const char*, 4> kParts = {"condense", "condense_backward", "attend",
                                                         "attend_backward"};
@@ -382,6 +390,8 @@ void operators_bind(nb::module_& module) {
       nb::arg("starts").none(), nb::arg("backend"), nb::arg("device"), nb::arg("deterministic"),
       nb::arg("portable"),
       "dims: heads, kv_heads, d_nope, d_rope, d_latent, d_value. settings: \"group=16 …\".");
+  module.def("packs", &plan_packs, nb::arg("plan"), nb::arg("views"),
+             "Whether a call with these tensors is one call for the whole batch.");
   module.def("workspace_bytes", &workspace_bytes, nb::arg("plan"), nb::arg("part"));
   module.def(
       "set_threads", [](int threads) { ContextPool::instance().set_threads(threads); },

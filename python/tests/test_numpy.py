@@ -135,3 +135,24 @@ def test_the_package_runs_without_torch():
             "assert lca.attention(q, q, q, group=4, window=8, backend='reference').shape == (1, 40, 2, 4)\n"
             "assert 'torch' not in dir(lca) and lca.Engine")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_threads_may_call_at_once(backend):
+    import concurrent.futures
+    inputs = [gqa_arrays(seed) for seed in range(8)]
+    run = lambda arrays: lca.attention(*arrays, backend=backend, **SMALL)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(run, inputs))
+    assert all(numpy.array_equal(out, run(arrays)) for out, arrays in zip(together, inputs))
+
+
+def test_a_forked_process_can_go_on():
+    code = ("import os, numpy, lca\n"
+            "q = numpy.random.default_rng(0).standard_normal((2, 300, 4, 16), dtype=numpy.float32)\n"
+            "truth = lca.attention(q, q, q, group=4, window=8)\n"
+            "child = os.fork()\n"
+            "again = lca.attention(q, q, q, group=4, window=8)\n"
+            "if child == 0: os._exit(0 if numpy.array_equal(again, truth) else 1)\n"
+            "assert os.waitpid(child, 0)[1] == 0 and numpy.array_equal(again, truth)")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

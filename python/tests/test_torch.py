@@ -75,6 +75,20 @@ def test_packed_documents_have_the_gradients_of_each_document_alone():
         assert difference(one, other) < 1e-6
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_do_not_depend_on_the_layout_of_a_batch(backend):
+    inputs = tensors(mla_arrays(batch=3), torch.float32, False)
+    run = lambda *x: lca.mla_attention(*x, mass="score", backend=backend, **SMALL)
+    truth = backward(run, inputs)
+
+    def spread(*x):  # queries with their heads first: a call for each entry of the batch
+        return run(*(y.transpose(1, 2).contiguous().transpose(1, 2) for y in x[:2]), *x[2:])
+
+    ours = backward(spread, inputs)
+    for one, other in zip([ours[0], *ours[1]], [truth[0], *truth[1]]):
+        assert difference(one, other) < 1e-5
+
+
 @needs_cpu
 def test_bfloat16_stays_close_to_double():
     inputs = [x.bfloat16() for x in tensors(gqa_arrays(), grad=False)]
