@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct BackwardRow {
+struct CudaBackwardRow {
   std::int64_t length, documents;
   MethodKind kind;
   double operations;  // of the forward pass, visible pairs
@@ -35,11 +35,11 @@ struct BackwardRow {
   double backward_rate() const { return 2.5 * operations / timed.backward.seconds / 1e12; }
 };
 
-std::vector<BackwardRow> backward_rows(const CudaBench& job) {
+std::vector<CudaBackwardRow> backward_rows(const CudaBench& job) {
   const auto count =
       static_cast<double>(job.lengths.size() * job.batches.size() * job.methods.size());
   Progress progress(count);
-  std::vector<BackwardRow> rows;
+  std::vector<CudaBackwardRow> rows;
   for (const std::int64_t length : job.lengths) {
     for (const std::int64_t documents : job.batches) {
       for (const MethodKind kind : job.methods) {
@@ -66,9 +66,9 @@ std::vector<BackwardRow> backward_rows(const CudaBench& job) {
   return rows;
 }
 
-void backward_print_json(const CudaBench& job, const std::vector<BackwardRow>& rows) {
+void backward_print_json(const CudaBench& job, const std::vector<CudaBackwardRow>& rows) {
   Json list = Json::array();
-  for (const BackwardRow& row : rows) {
+  for (const CudaBackwardRow& row : rows) {
     list.push_back({{"length", row.length},
                     {"documents", row.documents},
                     {"method", method_text(row.kind)},
@@ -94,11 +94,11 @@ void backward_print_json(const CudaBench& job, const std::vector<BackwardRow>& r
   print(json.dump() + "\n");
 }
 
-void backward_print_table(const CudaBench& job, const std::vector<BackwardRow>& rows) {
+void backward_print_table(const CudaBench& job, const std::vector<CudaBackwardRow>& rows) {
   Table table({"length", "documents", "method", "forward", "TFLOP/s", "backward", "TFLOP/s",
                "condense", "its backward", "together", "scratch"});
   const auto some = [](double seconds) { return seconds > 0 ? seconds_text(seconds) : "–"; };
-  for (const BackwardRow& row : rows) {
+  for (const CudaBackwardRow& row : rows) {
     table.add({length_text(row.length), fmt::format("{}", row.documents), method_text(row.kind),
                seconds_text(row.timed.forward.seconds), number_text(row.forward_rate()),
                seconds_text(row.timed.backward.seconds), number_text(row.backward_rate()),
@@ -118,7 +118,7 @@ void backward_print_table(const CudaBench& job, const std::vector<BackwardRow>& 
 
 void cuda_bench_backward(const CudaBench& job) {
   if (!cuda::unavailable().empty()) fail_incompatible("{}", cuda::unavailable());
-  const std::vector<BackwardRow> rows = backward_rows(job);
+  const std::vector<CudaBackwardRow> rows = backward_rows(job);
   job.json ? backward_print_json(job, rows) : backward_print_table(job, rows);
 }
 
