@@ -201,7 +201,7 @@ Margins margins_of(const OpInput& input) {
   return margins;
 }
 
-struct Outcome {
+struct OpOutcome {
   std::string wrong;     // empty where all is well
   bool flipped = false;  // a near tie went the other way: nothing was compared
   double out = 0, lse = 0;
@@ -209,7 +209,7 @@ struct Outcome {
 
 // Selected rows that are others than the reference's. Where all of them are near ties, the file is
 // excused.
-Outcome flips_find(const OpInput& input, const Safetensors& truth, const Safetensors& made) {
+OpOutcome flips_find(const OpInput& input, const Safetensors& truth, const Safetensors& made) {
   const Settings& settings = input.spec.settings;
   const bool positional = settings.positional_pool == Pool::select;
   if (!positional && settings.semantic_pool != Pool::select) return {};
@@ -219,7 +219,7 @@ Outcome flips_find(const OpInput& input, const Safetensors& truth, const Safeten
                                                          : input.spec.shape.d_semantic());
   const std::vector<float> expected = floats(truth, name);
   const std::vector<float> actual = floats(made, name);
-  Outcome outcome;
+  OpOutcome outcome;
   if (actual.size() != expected.size()) {
     outcome.wrong =
         fmt::format("{} has {} values instead of {}", name, actual.size(), expected.size());
@@ -250,10 +250,10 @@ Outcome flips_find(const OpInput& input, const Safetensors& truth, const Safeten
   return outcome;
 }
 
-Outcome compare(const OpInput& input, const fs::path& truth_path, const fs::path& made_path) {
+OpOutcome compare(const OpInput& input, const fs::path& truth_path, const fs::path& made_path) {
   const Safetensors truth = Safetensors::open(truth_path);
   const Safetensors made = Safetensors::open(made_path);
-  Outcome outcome = flips_find(input, truth, made);
+  OpOutcome outcome = flips_find(input, truth, made);
   if (outcome.flipped || !outcome.wrong.empty()) return outcome;
 
   std::string where;  // the first value that is far off
@@ -296,15 +296,15 @@ Outcome compare(const OpInput& input, const fs::path& truth_path, const fs::path
 }
 
 // One file through the reference and both kinds of kernels.
-std::vector<Outcome> file_run(const fs::path& in) {
+std::vector<OpOutcome> file_run(const fs::path& in) {
   const auto named = [&](const char* suffix) { return fs::path(in.string() + suffix); };
   const fs::path truth = named(".truth");
-  std::vector<Outcome> outcomes;
+  std::vector<OpOutcome> outcomes;
   try {
     const OpInput input = OpInput::read(in);
     const std::string failed = op(in, truth, "--backend reference");
     for (const char* kernels : kKernels) {
-      Outcome& outcome = outcomes.emplace_back();
+      OpOutcome& outcome = outcomes.emplace_back();
       const fs::path made = named(kernels);
       outcome.wrong = failed.empty()
                           ? op(in, made, fmt::format("--backend cuda --kernels {}", kernels))
@@ -320,7 +320,7 @@ std::vector<Outcome> file_run(const fs::path& in) {
 
 // All files, several at once; fails the test for each that is wrong.
 void files_run(const std::vector<fs::path>& files) {
-  std::vector<std::vector<Outcome>> outcomes(files.size());
+  std::vector<std::vector<OpOutcome>> outcomes(files.size());
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
     for (std::size_t i = next++; i < files.size(); i = next++) outcomes[i] = file_run(files[i]);
@@ -337,7 +337,7 @@ void files_run(const std::vector<fs::path>& files) {
   double worst_out = 0, worst_lse = 0;
   for (std::size_t i = 0; i < files.size(); ++i) {
     for (std::size_t k = 0; k < outcomes[i].size(); ++k) {
-      const Outcome& outcome = outcomes[i][k];
+      const OpOutcome& outcome = outcomes[i][k];
       EXPECT_TRUE(outcome.wrong.empty())
           << files[i].stem().string() << ", --kernels " << kKernels[k] << ": " << outcome.wrong;
       flips += outcome.flipped ? 1 : 0;
