@@ -99,6 +99,8 @@ class OperatorScratch {
   OperatorScratch(const OperatorSpec& spec, OperatorPart part, OperatorPlace& place)
       : bytes_(operator_workspace_bytes(spec, part, place)), buffer_(bytes_ + kGuard) {
     cuda::check(cudaMemset(buffer_.as<void>(), 0xff, bytes_ + kGuard), "filling a workspace");
+    // Streams that do not block would not wait for it.
+    cuda::check(cudaDeviceSynchronize(), "filling a workspace");
     place.workspace = buffer_.as<void>();
   }
 

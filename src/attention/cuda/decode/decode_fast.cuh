@@ -48,18 +48,16 @@ __global__ void __launch_bounds__(R::kThreads, 1) decode_kernel(const __grid_con
   const Heads heads{kv * sharing + head_group * R::kRows,
                     min(R::kRows, sharing - head_group * R::kRows), static_cast<int>(blockIdx.y)};
 
-  // Steps come before all else for MLA, whose many queries would be ahead of them, and after the
-  // queries for GQA, where nothing waits for them.
   QueryRotation<R> rotation;
-  if constexpr (kEntry && R::kMla) rotation.load(args, heads.count, tid);
   grid_wait();
   const SessionView& view = args.step.sessions[session];  // read again where it is needed
   const SessionStart start(view);                         // what all tiles wait for: first of all
   // Queries pass through memory that no tile has yet.
   unsigned char* const query_space =
       kQuant ? parts.work : parts.stages + (args.stages - 1) * Space::kStageBytes;
+  // Steps of angles are asked for ahead of the queries: many queries would hold them up.
+  if constexpr (kEntry) rotation.load(args, heads.count, tid);
   queries_load<R>(args, session, heads, tid, query_space);
-  if constexpr (kEntry && !R::kMla) rotation.load(args, heads.count, tid);
 
   const Place at_read = place_of(args, start.length, start.ring,
                                  static_cast<int>(blockIdx.z * args.cluster + blockIdx.x));
