@@ -159,8 +159,10 @@ def shares_of(options: PackOptions, scan: Scan) -> tuple[list[float], list[str]]
     if options.shares is None:
         chars = numpy.bincount(scan.index["source"], scan.index["chars"], len(scan.labels))
         return (chars / chars.sum()).tolist(), []
-    named = PRESETS[options.shares] if isinstance(options.shares, str) else options.shares
-    alias = {name.lower().removeprefix("redpajama"): name for name in named} if options.shares in PRESETS else {}
+    named, alias = options.shares, {}
+    if isinstance(named, str):
+        named = PRESETS[named]
+        alias = {name.lower().removeprefix("redpajama"): name for name in named}
     found = []
     for label in scan.labels:
         name = label if label in named else alias.get(label.lower().removeprefix("redpajama"))

@@ -113,7 +113,7 @@ class RowMaker:
             rest = self._tokenizer.decode(text[start + cue:start + cue + count])
             if "\ufffd" in begin + rest or not begin.strip() or not rest.strip():
                 return None
-            task.turns.append(tasks.passage_turn(draw, begin.strip(), rest))
+            task.turns.append(tasks.passage_turn(draw, begin, rest))
             found.append((start / room, start))
         return found
 

@@ -220,10 +220,9 @@ TASKS: dict[str, Callable[[Maker], Task]] = {
 }
 
 
-def passage_turn(draw: random.Random, cue: str, rest: str) -> Turn:
-    """A question about a passage that begins with `cue`."""
+def passage_turn(draw: random.Random, begin: str, rest: str) -> Turn:
+    """A question about a passage, given how it begins."""
     asking = draw.choice(templates.PASSAGE_QUESTIONS)
-    question, _ = fill(asking, cue=cue)
-    reply = rest if "go on after" in asking else cue + rest
-    reply = reply.strip()
+    question, _ = fill(asking, cue=begin.strip())
+    reply = (rest if "go on after" in asking else begin + rest).strip()
     return Turn(question, reply, [(0, len(reply))])

@@ -38,29 +38,30 @@ turquoise tussock valerian verbena vestibule viaduct viburnum wagtail wainscot w
 wheelwright whelk wherry whimbrel whippet whortle wicket windlass woodbine woodcock woodruff yarrow zinnia
 """.split()
 
-_HEADS = "Bar Bel Bren Cal Car Dar Del Dor El Fal Fen Gar Gil Hal Har Hol Ister Jor Kel Kin Lan Lor Mar Mel Mor Nar " \
+HEADS = "Bar Bel Bren Cal Car Dar Del Dor El Fal Fen Gar Gil Hal Har Hol Ister Jor Kel Kin Lan Lor Mar Mel Mor Nar " \
          "Nor Ol Or Pel Per Quen Ral Ros Sal Sel Tal Tam Tor Ul Van Vel Wes Wil Yar Zan".split()
-_MIDDLES = "a ab ad al am an ar e el em en er i il in ir o ol on or u ul un ur".split()
-_TAILS = "bek bourne brandt by dale dan den dine dorn fell ford gard ham holm kirk lack leigh lin mere mond nack ness " \
-         "nik ric sby shaw sted strand ten thorpe thwaite tor vale van vick ville wick worth yce".split()
-_PLACES = ("the {} ferry", "the {} archive", "{} station", "the mill at {}", "the {} observatory", "{} Street School",
-           "the harbour office of {}", "the town of {}", "the {} expedition", "the {} committee")
-_ITEMS = "crate locker shelf drawer wagon platform parcel cabin docket invoice specimen folio reel pallet valve " \
-         "container berth plot counter sample".split()
+MIDDLES = "a ab ad al am an ar e el em en er i il in ir o ol on or u ul un ur".split()
+TAILS = "bek bourne brandt by dale dan dene dine dorn fell ford gard ham holm kirk lack leigh lin mere mond nack ness " \
+         "nik ric sby shaw sted strand tyn thorpe thwaite torr vale vane vick ville wick worth yce".split()
+PLACES = ("the {} archive", "the {} brewery", "the {} foundry", "the boathouse at {}", "{} Lighthouse",
+          "the {} infirmary", "the dockyard of {}", "the parish of {}", "the {} consortium", "the {} regatta",
+          "{} Priory", "the sawmill at {}")
+ITEMS = "docket folio reel pallet valve berth specimen footlocker satchel cask carton vial canister mooring buoy " \
+        "waybill voucher placard tramcar coffer".split()
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 _MONTHS = "January February March April May June July August September October November December".split()
 
 
 def name(draw: random.Random) -> str:
     """An invented proper name such as Kelinthorpe."""
-    return draw.choice(_HEADS) + (draw.choice(_MIDDLES) if draw.random() < 0.5 else "") + draw.choice(_TAILS)
+    return draw.choice(HEADS) + (draw.choice(MIDDLES) if draw.random() < 0.5 else "") + draw.choice(TAILS)
 
 
 def symbol(draw: random.Random) -> str:
     """A short lower-case identifier such as vel3 or oldorn_k."""
     form = draw.randrange(3)
     if form == 0:
-        return draw.choice(_HEADS).lower() + str(draw.randrange(1, 100))
+        return draw.choice(HEADS).lower() + str(draw.randrange(1, 100))
     if form == 1:
         return name(draw).lower()
     return f"{draw.choice(WORDS)}_{draw.choice(_LETTERS).lower()}{draw.randrange(10)}"
@@ -72,9 +73,9 @@ def key(draw: random.Random) -> str:
     if form < 0.2:
         return f"{name(draw)} {name(draw)}"
     if form < 0.4:
-        return draw.choice(_PLACES).format(name(draw))
+        return draw.choice(PLACES).format(name(draw))
     if form < 0.55:
-        return f"{draw.choice(_ITEMS)} {draw.choice(_LETTERS)}-{draw.randrange(2, 1000)}"
+        return f"{draw.choice(ITEMS)} {draw.choice(_LETTERS)}-{draw.randrange(2, 1000)}"
     if form < 0.75:
         return "the " + " ".join(draw.sample(WORDS, 2))
     if form < 0.9:
