@@ -214,12 +214,25 @@ def test_hostile_input_is_reported_and_left_out(tmp_path, monkeypatch):
     for wanted in ("binary.txt: skipped: binary", "latin.txt: skipped: no UTF-8 from byte 2 on",
                    "nearly.txt: 1 places are no UTF-8", "wide.txt: skipped: UTF-16", "huge.txt: skipped: 0 MiB",
                    "empty.txt: skipped: empty", "old.jsonl.gz: skipped: compressed", "gone.txt: skipped: no regular",
-                   "pipe.txt: skipped: no regular", "lines.jsonl:2: skipped: no JSON", "lines.jsonl:3: skipped: no text",
+                   "pipe.txt: skipped: no regular", "lines.jsonl:2: skipped: no JSON",
+                   "lines.jsonl:3: skipped: no text",
                    "lines.jsonl:4: skipped: no text", "lines.jsonl:5: skipped: no text in field text",
                    "lines.jsonl:6: skipped: no UTF-8", "lines.jsonl:7: skipped: a line of more",
                    "lines.jsonl:8: skipped: no JSON"):
         assert any(line.startswith(wanted) for line in problems), wanted
     assert told["problems"]["count"] == 16
+
+
+def test_names_of_files_may_be_anything_and_the_result_may_lie_among_the_texts(tmp_path, capsys):
+    os.makedirs(tmp_path / "in")
+    for name, text in ((b"odd\xff\nname.txt", b"some words of text"), (b"bad\xfe\n.txt", b"\0")):
+        with open(os.path.join(os.fsencode(tmp_path / "in"), name), "wb") as file:
+            file.write(text)
+    out = str(tmp_path / "in" / "out")
+    arguments = ["pack", out, "--tokenizer", "bytes", "--source", f"x={tmp_path / 'in'}", "--keep", "1"]
+    assert main(arguments) == 0 and main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["tokens"] == 18 and told["problems"]["count"] == 1 and "\n" not in told["problems"]["listed"][0]
 
 
 def test_duplicates_are_left_out_and_named(tmp_path):

@@ -30,7 +30,7 @@ def make(name, length=4096, seed=0, **options):
 def test_no_word_is_one_from_which_ruler_draws():
     theirs, _ = ruler_hashes.known()
     assert len(theirs) > 8000 and ruler_hashes.hash_of("table") in theirs
-    mine = set(words.WORDS) | set(words.ITEMS) | {word for form in words.PLACES for word in re.findall(r"[A-Za-z]+", form)}
+    mine = {*words.WORDS, *words.ITEMS, *(word for form in words.PLACES for word in re.findall(r"[A-Za-z]+", form))}
     mine -= {"the", "at", "of"}
     assert len(words.WORDS) > 300
     assert not [word for word in mine if ruler_hashes.hash_of(word) in theirs]

@@ -152,7 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument("--row", type=int, default=0, metavar="N", help="its number (0)")
     look.add_argument("--length", type=int, metavar="N", help="tokens of a row (default: the folder's, else 1024)")
 
-    check = add("check", "compares a folder of tokens with its checksums", "example:\n  python -m lca.data check packed")
+    check = add("check", "compares a folder of tokens with its checksums",
+                "example:\n  python -m lca.data check packed")
     check.add_argument("folder", metavar="DIR", help="a folder of tokens")
     return parser
 
@@ -213,7 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.exit(f"lca.data {args.command}: interrupted" +
                  ("; the same command goes on" if args.command in ("pack", "mix") else ""))
-    print(json.dumps(told, ensure_ascii=False) if args.json else page)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be anything
+    print(json.dumps(told) if args.json else page)
     return code
 
 

@@ -118,10 +118,11 @@ class Scan:
         return scan
 
 
-def scan_sources(sources: list[Source], options: PackOptions, show: bool | None = None) -> Scan:
-    """Reads all sources once."""
+def scan_sources(sources: list[Source], options: PackOptions, but: pathlib.Path,
+                 show: bool | None = None) -> Scan:
+    """Reads all sources once; what lies in folder `but` is none of them."""
     scan, rows, duplicates = Scan(), [], Duplicates()
-    scan.files = files_find(sources, scan.report)
+    scan.files = files_find(sources, scan.report, but)
     bar = Progress("reading", sum(file.size for file in scan.files), "bytes", show)
     for document in documents_scan(scan.files, sources, scan.report, bar.at):
         text = _plain(document, options)
@@ -277,6 +278,16 @@ class _Stream:
             self._orders[source, epoch] = draw.permutation(mine[kept])
         return self._orders[source, epoch]
 
+    def expected(self, ratio: float) -> float:
+        """About how many tokens there will be, for the progress bar."""
+        if not isinstance(self._options.tokens, str):
+            return self._options.tokens
+        there = [sum(int(self._scan.index["chars"][self.order(source, epoch)].sum()) / ratio
+                     for epoch in range(self._options.epochs)) for source in range(len(self._shares))]
+        if self._options.tokens == "all":
+            return sum(tokens for tokens, share in zip(there, self._shares) if share > 0)
+        return min(tokens / share for tokens, share in zip(there, self._shares) if share > 0)
+
     def left(self, source: int) -> int | None:
         budget = self.budgets[source]
         return None if budget is None else budget - self.state["packed"][source]
@@ -341,7 +352,7 @@ def pack(sources: Sequence[Source], folder: str | os.PathLike, tokenizer: Tokeni
             return json.loads((into.folder / "statistics.json").read_bytes())
         scan = Scan.load(into.folder)
         if scan is None:
-            scan = scan_sources(sources, options, show)
+            scan = scan_sources(sources, options, into.folder, show)
             scan.save(into.folder)
         return _pack(into, scan, sources, tokenizer, options, show)
     finally:
@@ -355,8 +366,7 @@ def _pack(into: store.Store, scan: Scan, sources: list[Source], tokenizer: Token
     stream = _Stream(scan, options, shares, ratio, json.loads(json.dumps(into.state)))
     encoder = _Encoder(sources, scan, tokenizer, options)
     state, shard = stream.state, _Shard(options.shard_tokens)
-    total = 0 if isinstance(options.tokens, str) else options.tokens
-    bar = Progress("packing", total, "tokens", show, into.tokens)
+    bar = Progress("packing", stream.expected(ratio), "tokens", show, into.tokens)
     while True:
         if state["open"] is None:
             following = stream.next()
@@ -391,7 +401,7 @@ def _pack(into: store.Store, scan: Scan, sources: list[Source], tokenizer: Token
                          f"{options.keep} left none; lower the threshold or raise the probability")
     statistics = report.pack_statistics(scan, options, shares, absent, stream.budgets, ratio, state, into.tokens)
     store.file_replace(into.folder / "statistics.json", store.json_bytes(statistics))
-    store.file_replace(into.folder / "statistics.md", report.pack_page(statistics).encode())
+    store.file_replace(into.folder / "statistics.md", report.pack_page(statistics).encode("utf-8", "backslashreplace"))
     store.file_replace(into.folder / "files.json", store.json_bytes(
         [{"source": sources[file.source].label, "name": file.name, "bytes": file.size, "sha256": file.sha256,
           "documents": file.documents} for file in scan.files]))

@@ -48,7 +48,7 @@ def file_replace(path: pathlib.Path, content: bytes) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def file_hash(path: pathlib.Path) -> str:

@@ -39,7 +39,7 @@ class Problem:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.what}"
+        return "".join(c if c.isprintable() else "?" for c in f"{self.place}: {self.what}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +84,10 @@ def source_parse(text: str) -> Source:
     return Source(label, rest, **options)
 
 
-def files_find(sources: list[Source], report: Report) -> list[File]:
-    """All files of the sources, sorted, each once; what is no regular file is reported."""
+def files_find(sources: list[Source], report: Report, but: str | os.PathLike | None = None) -> list[File]:
+    """All files of the sources but those in one folder, sorted, each once; what is no regular file is reported."""
     found, seen = [], set()
+    apart = None if but is None else pathlib.Path(os.path.realpath(but))
     for number, source in enumerate(sources):
         root = pathlib.Path(source.path)
         paths = [root]
@@ -104,6 +105,8 @@ def files_find(sources: list[Source], report: Report) -> list[File]:
                 report(Problem(str(path), _reason(error)))
                 continue
             real = os.path.realpath(path)
+            if apart is not None and pathlib.Path(real).is_relative_to(apart):
+                continue
             if (real, source.field) in seen:
                 report(Problem(str(path), "skipped: the same file was named before"))
             elif path.suffix.lower() in PACKED:

@@ -41,8 +41,8 @@ wheelwright whelk wherry whimbrel whippet whortle wicket windlass woodbine woodc
 HEADS = "Bar Bel Bren Cal Car Dar Del Dor El Fal Fen Gar Gil Hal Har Hol Ister Jor Kel Kin Lan Lor Mar Mel Mor Nar " \
          "Nor Ol Or Pel Per Quen Ral Ros Sal Sel Tal Tam Tor Ul Van Vel Wes Wil Yar Zan".split()
 MIDDLES = "a ab ad al am an ar e el em en er i il in ir o ol on or u ul un ur".split()
-TAILS = "bek bourne brandt by dale dan dene dine dorn fell ford gard ham holm kirk lack leigh lin mere mond nack ness " \
-         "nik ric sby shaw sted strand tyn thorpe thwaite torr vale vane vick ville wick worth yce".split()
+TAILS = "bek bourne brandt by dale dan dene dine dorn fell ford gard ham holm kirk lack leigh lin mere mond nack " \
+         "ness nik ric sby shaw sted strand tyn thorpe thwaite torr vale vane vick ville wick worth yce".split()
 PLACES = ("the {} archive", "the {} brewery", "the {} foundry", "the boathouse at {}", "{} Lighthouse",
           "the {} infirmary", "the dockyard of {}", "the parish of {}", "the {} consortium", "the {} regatta",
           "{} Priory", "the sawmill at {}")
