@@ -163,6 +163,14 @@ def test_a_folder_goes_on_with_its_own_settings_only(corpus, tmp_path):
         pack(corpus, tmp_path / "mine", TOKENIZER, options())
 
 
+def test_after_a_mistake_the_folder_can_be_used(corpus, tmp_path):
+    with pytest.raises(ValueError, match="source web has no share"):
+        pack(corpus, tmp_path / "out", TOKENIZER, options(shares={"books": 1.0}))
+    with pytest.raises(ValueError, match="lower the threshold or raise the probability"):
+        pack(corpus, tmp_path / "out", TOKENIZER, options(threshold=10 ** 6, keep=0.0))
+    assert pack(corpus, tmp_path / "out", TOKENIZER, options())["tokens"] > 0
+
+
 def test_a_text_that_changes_meanwhile_is_refused(corpus, tmp_path, monkeypatch):
     from lca.data import packing
     with monkeypatch.context() as patch:

@@ -150,6 +150,16 @@ def test_shares_of_chat_and_of_questions_before_the_text_are_met():
     assert TOKENIZER.decode(first.ids).index("?") < first.plants[0][0] or first.plants[0][0] > 40
 
 
+def test_the_end_of_a_reply_counts_where_the_answer_is_all_of_it():
+    ends = {True: set(), False: set()}
+    for seed in range(60):
+        row = make("fact", 2048, seed, chat_share=1.0)
+        said = TOKENIZER.decode(row.ids).split("<|assistant|>\n")[1].removesuffix("<|end|>")
+        ends[said == row.answers[0]].add(int(row.kinds[-1]))
+    assert ends == {True: {ANSWER}, False: {NONE}}
+    assert {int(make("passage", 4096, seed, chat_share=1.0).kinds[-1]) for seed in range(10)} == {NONE}
+
+
 def test_wrong_options_are_one_line():
     for options, words_of_it in ((dict(tasks={"riddle": 1.0}), "there is no task riddle"),
                                  (dict(values={"number": 0.0}), "no kind of value has a weight"),

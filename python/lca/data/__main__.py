@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -216,7 +217,10 @@ def main(arguments: list[str] | None = None) -> int:
                  ("; the same command goes on" if args.command in ("pack", "mix") else ""))
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be anything
-    print(json.dumps(told) if args.json else page)
+    try:
+        print(json.dumps(told) if args.json else page, flush=True)
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 

@@ -181,10 +181,10 @@ class Batches(Iterator[Batch]):
 
     def _settings(self) -> dict[str, Any]:
         return {"data": self._packed.fingerprint, "batch": self._batch, "length": self._length, "seed": self._seed,
-                "rank": self._rank, "world": self._world, "shuffle": self._shuffle}
+                "world": self._world, "shuffle": self._shuffle}
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch, for JSON or a checkpoint."""
+        """The place after the last batch, for JSON or a checkpoint; the same for every rank."""
         return {**self._settings(), "epoch": self.epoch, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -219,10 +219,9 @@ class RowMaker:
                 kinds[base + start:base + end] = [ANSWER] * (end - start)
             if chat and self._form and number + 1 == len(task.turns):
                 add(self._form.close)
-            # A reply of nothing but its answer ends there: that is part of what is asked.
-            if chat and self._form and number + 1 == len(task.turns) and turn.answers[-1][1] == len(turn.reply) \
-                    and turn.answers[0][0] == 0:
-                kinds[base + len(spoken)] = ANSWER
+                # A reply of nothing but its answer ends there: that is part of what is asked.
+                if turn.ends and turn.answers[0] == (0, len(turn.reply)) and self._form.close:
+                    kinds[base + len(spoken)] = ANSWER
         if not chat:
             add(self._encode("\n")[0])
         return ids, kinds

@@ -75,6 +75,8 @@ def manifest_read(folder: str | os.PathLike) -> dict[str, Any]:
 class Store:
     """A folder that is being written. `settings` are all that the result depends on."""
 
+    PARTS = ("scan.json", "index.npy")  #: what a beginning may have left
+
     def __init__(self, folder: str | os.PathLike, settings: dict[str, Any], head: dict[str, Any]) -> None:
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -85,21 +87,30 @@ class Store:
             self._lock.close()
             raise ValueError(f"{folder} is being written by another process") from None
         settings = json.loads(json.dumps(settings))
-        if (self.folder / "manifest.json").exists():
-            self.manifest = manifest_read(folder)
-            self._compare(settings)
-            self.resumed = True
-        else:
-            if any(each.name != ".lock" and not each.name.endswith(".part") for each in self.folder.iterdir()):
-                raise ValueError(f"{folder} has files of another kind; name a new folder")
-            self.manifest = {"format": FORMAT, "version": VERSION, "complete": False, **head, "settings": settings,
-                             "shards": [], "state": {}}
-            self.save()
-            self.resumed = False
+        try:
+            self._open(settings, head)
+        except BaseException:
+            self._lock.close()
+            raise
         known = {shard["name"] for shard in self.manifest["shards"]}
         for each in self.folder.glob("shard-*"):
             if each.name not in known:
                 shutil.rmtree(each)
+
+    def _open(self, settings: dict[str, Any], head: dict[str, Any]) -> None:
+        """Goes on with the folder, or begins it: also one that was begun otherwise and has no shard yet."""
+        if (self.folder / "manifest.json").exists():
+            self.manifest = manifest_read(self.folder)
+            if self.manifest["shards"] or self.manifest["settings"] == settings:
+                self._compare(settings)
+                return
+            for name in self.PARTS:
+                (self.folder / name).unlink(missing_ok=True)
+        elif any(each.name != ".lock" and not each.name.endswith(".part") for each in self.folder.iterdir()):
+            raise ValueError(f"{self.folder} has files of another kind; name a new folder")
+        self.manifest = {"format": FORMAT, "version": VERSION, "complete": False, **head, "settings": settings,
+                         "shards": [], "state": {}}
+        self.save()
 
     def _compare(self, settings: dict[str, Any]) -> None:
         for name in {**settings, **self.manifest["settings"]}:

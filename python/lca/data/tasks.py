@@ -34,6 +34,7 @@ class Turn:
     question: str
     reply: str
     answers: list[Span]
+    ends: bool = True  #: whether the reply ends where its answer does
 
 
 @dataclasses.dataclass
@@ -225,4 +226,4 @@ def passage_turn(draw: random.Random, begin: str, rest: str) -> Turn:
     asking = draw.choice(templates.PASSAGE_QUESTIONS)
     question, _ = fill(asking, cue=begin.strip())
     reply = (rest if "go on after" in asking else begin + rest).strip()
-    return Turn(question, reply, [(0, len(reply))])
+    return Turn(question, reply, [(0, len(reply))], ends=False)  # a passage ends anywhere

@@ -46,7 +46,7 @@ QUESTIONS = (
     "Please state the {r} of {k}.",
     "Tell me the {r} that belongs to {k}.",
     "I need the {r} for {k}. What is it?",
-    "The text gives a {r} for {k}. Which one?",
+    "The text names the {r} of {k}. Which one is it?",
     "Look up {k}: what {r} is stated?",
     "Under which {r} does {k} appear?",
     "What did the text say about the {r} of {k}?",
@@ -78,7 +78,7 @@ SHARED_STATEMENTS = (
     "Among the {rs} kept for {k} is {v}.",
     "{k} also holds the {r} {v}.",
     "A further {r} of {k} is {v}.",
-    "Another line gives {v} as a {r} of {k}.",
+    "Another line gives {v} as {r} of {k}.",
     "{k} may be found under the {r} {v} too.",
     "Besides, {v} is one {r} of {k}.",
 )
