@@ -84,7 +84,8 @@ class Mixer:
 
     def _running(self, start: int) -> numpy.ndarray:
         """A row's length of text from `start` on: documents joined by empty lines, conversations left out."""
-        found, count = [], 0
+        found: list[numpy.ndarray] = []
+        count = 0
         for _ in range(_SLICES):
             end = min(start + self._length, self._text.tokens)
             ids, _, records = self._text.slice(start, end)

@@ -81,8 +81,8 @@ class Duplicates:
     def find(self, text: str, number: int) -> tuple[str, int] | None:
         """("exact" or "near", the earlier document's number), or None and remembers this one as `number`."""
         words = word_hashes(text)
-        whole = int(_mixed(numpy.sum(words * _mixed(numpy.arange(1, len(words) + 1, dtype=numpy.uint64)),
-                                     dtype=numpy.uint64, keepdims=True))[0])
+        placed = words * _mixed(numpy.arange(1, len(words) + 1, dtype=numpy.uint64))
+        whole = int(numpy.sum(placed, dtype=numpy.uint64))
         if whole in self._exact:
             return "exact", self._exact[whole]
         grams = numpy.unique(ngram_hashes(text, self.N))[:self.SAMPLE].tolist()

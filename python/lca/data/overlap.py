@@ -10,7 +10,7 @@ import numpy
 
 from lca.data.ngrams import ngram_hashes
 from lca.data.progress import Progress
-from lca.data.texts import Document, File, Problem, Source, documents_scan, files_find, headers_strip
+from lca.data.texts import Document, File, Problem, Source, document_text, documents_scan, files_find
 
 
 def _sources(paths: Sequence[str | os.PathLike], field: str) -> list[Source]:
@@ -18,12 +18,6 @@ def _sources(paths: Sequence[str | os.PathLike], field: str) -> list[Source]:
         if not os.path.exists(path):
             raise FileNotFoundError(f"{os.fspath(path)} does not exist")
     return [Source("text", os.fspath(path), field) for path in paths]
-
-
-def _text(document: Document, strip: bool) -> str:
-    if not isinstance(document.text, str):
-        return "\n".join(text for _, text in document.text)
-    return headers_strip(document.text) if strip else document.text
 
 
 def _place(files: list[File], document: Document) -> str:
@@ -46,7 +40,7 @@ def overlap(held_out: Sequence[str | os.PathLike], training: Sequence[str | os.P
     places, grams = [], []
     for document in documents_scan(files, sources, tell):
         places.append(_place(files, document))
-        grams.append(ngram_hashes(_text(document, strip_headers), n))
+        grams.append(ngram_hashes(document_text(document, strip_headers), n))
     every = numpy.unique(numpy.concatenate(grams)) if grams else numpy.zeros(0, numpy.uint64)
     if not len(every):
         raise ValueError(f"the held-out text has no {n} words in a row")
@@ -57,7 +51,7 @@ def overlap(held_out: Sequence[str | os.PathLike], training: Sequence[str | os.P
     seen = numpy.full(len(every), -1, numpy.int64)  # the training document that had it first
     where: list[str] = []
     for document in documents_scan(files, sources, tell, bar.at):
-        found = ngram_hashes(_text(document, strip_headers), n)
+        found = ngram_hashes(document_text(document, strip_headers), n)
         at = numpy.minimum(numpy.searchsorted(every, found), len(every) - 1)
         hits = at[every[at] == found]
         new = numpy.unique(hits[seen[hits] < 0])
@@ -66,7 +60,8 @@ def overlap(held_out: Sequence[str | os.PathLike], training: Sequence[str | os.P
             where.append(_place(files, document))
     bar.at(sum(file.size for file in files), last=True)
 
-    documents, total, common = [], 0, 0
+    documents: list[dict[str, Any]] = []
+    total = common = 0
     for place, mine in zip(places, grams):
         owners = seen[numpy.searchsorted(every, mine)]
         hit = owners >= 0

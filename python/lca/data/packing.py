@@ -8,28 +8,17 @@ is furthest behind its share, so that the mixture holds all along the stream. Al
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from lca.data import report, store
-from lca.data.ngrams import Duplicates
 from lca.data.progress import Progress
-from lca.data.texts import (
-    Document,
-    File,
-    Problem,
-    Source,
-    document_load,
-    documents_scan,
-    files_find,
-    headers_strip,
-)
+from lca.data.scanning import Scan, scan_sources
+from lca.data.texts import Source, document_load, headers_strip
 from lca.data.tokenizers import Tokenizer, chat_encode, chat_form, fingerprint
 
 #: Shares of tokens by preset. SlimPajama's labels may be given without RedPajama, in any case.
@@ -38,11 +27,8 @@ PRESETS = {"slimpajama": {
     "RedPajamaArXiv": 0.04290379, "RedPajamaBook": 0.0414836, "RedPajamaWikipedia": 0.03402128,
     "RedPajamaStackExchange": 0.03169647}}
 CHARS_PER_TOKEN = 3.68
-_INDEX = numpy.dtype([("file", "<u4"), ("record", "<u4"), ("offset", "<i8"), ("size", "<i8"), ("chars", "<i8"),
-                      ("source", "<u2"), ("chat", "?")])
 _PIECE = 1 << 20  # characters tokenized at once
 _AHEAD_DOCUMENTS, _AHEAD_CHARS = 64, 2 << 20
-MAX_PROBLEMS = 1000  # kept with their text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,85 +60,6 @@ class PackOptions:
             raise ValueError("duplicates are to \"drop\" or to \"keep\"")
         if isinstance(self.shares, str) and self.shares not in PRESETS:
             raise ValueError(f"there is no preset {self.shares}; there is {', '.join(PRESETS)}")
-
-
-class Scan:
-    """What was found in the sources: an index of documents, files, problems."""
-
-    def __init__(self) -> None:
-        self.labels: list[str] = []
-        self.files: list[File] = []
-        self.problems: list[str] = []
-        self.problem_count = 0
-        self.duplicates: list[dict[str, str]] = []
-        self.duplicate_counts = {"exact": 0, "near": 0}
-        self.index = numpy.zeros(0, _INDEX)
-
-    def report(self, problem: Problem) -> None:
-        self.problem_count += 1
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(str(problem))
-
-    def place(self, row: numpy.void) -> str:
-        path = self.files[row["file"]].path
-        return f"{path}:{row['record']}" if row["record"] else path
-
-    def save(self, folder: pathlib.Path) -> None:
-        raw = io.BytesIO()
-        numpy.save(raw, self.index)
-        store.file_replace(folder / "index.npy", raw.getvalue())
-        told = {"labels": self.labels, "files": [dataclasses.asdict(file) for file in self.files],
-                "problems": self.problems, "problem_count": self.problem_count, "duplicates": self.duplicates,
-                "duplicate_counts": self.duplicate_counts}
-        store.file_replace(folder / "scan.json", store.json_bytes(told))  # last: it says that both are there
-
-    @classmethod
-    def load(cls, folder: pathlib.Path) -> Scan | None:
-        if not (folder / "scan.json").exists():
-            return None
-        scan, told = cls(), json.loads((folder / "scan.json").read_bytes())
-        scan.files = [File(**file) for file in told.pop("files")]
-        for name, value in told.items():
-            setattr(scan, name, value)
-        scan.index = numpy.load(folder / "index.npy", allow_pickle=False)
-        return scan
-
-
-def scan_sources(sources: list[Source], options: PackOptions, but: pathlib.Path,
-                 show: bool | None = None) -> Scan:
-    """Reads all sources once; what lies in folder `but` is none of them."""
-    scan, rows, duplicates = Scan(), [], Duplicates()
-    scan.files = files_find(sources, scan.report, but)
-    bar = Progress("reading", sum(file.size for file in scan.files), "bytes", show)
-    for document in documents_scan(scan.files, sources, scan.report, bar.at):
-        text = _plain(document, options)
-        if not text.strip():
-            continue
-        if document.label not in scan.labels:
-            scan.labels.append(document.label)
-        row = numpy.array((document.file, document.record, document.offset, document.size, len(text),
-                           scan.labels.index(document.label), not isinstance(document.text, str)), _INDEX)
-        if options.duplicates == "drop":
-            twin = duplicates.find(text, len(rows))
-            if twin:
-                scan.duplicate_counts[twin[0]] += 1
-                if len(scan.duplicates) < MAX_PROBLEMS:
-                    scan.duplicates.append({"place": scan.place(row), "kind": twin[0],
-                                            "of": scan.place(rows[twin[1]])})
-                continue
-        rows.append(row)
-    bar.at(sum(file.size for file in scan.files), last=True)
-    if not rows:
-        first = f" ({scan.problems[0]})" if scan.problems else ""
-        raise ValueError(f"the sources have no text{first}")
-    scan.index = numpy.array(rows, _INDEX)
-    return scan
-
-
-def _plain(document: Document, options: PackOptions) -> str:
-    if not isinstance(document.text, str):
-        return "\n".join(text for _, text in document.text)
-    return headers_strip(document.text) if options.strip_headers else document.text
 
 
 def shares_of(options: PackOptions, scan: Scan) -> tuple[list[float], list[str]]:
@@ -223,8 +130,8 @@ class _Encoder:
         encoded: dict[int, list[numpy.ndarray]] = {}
         for number, ids in zip(owners, self._tokenizer.encode(pieces)):
             encoded.setdefault(number, [self._begin]).append(ids)
-        for number, parts in encoded.items():
-            ids = numpy.concatenate([*parts, self._end])
+        for number, found in encoded.items():
+            ids = numpy.concatenate([*found, self._end])
             self._ready[number] = ids, numpy.full(len(ids), store.TEXT, numpy.uint8)
 
 
@@ -320,8 +227,14 @@ class _Shard:
     """The shard that is being filled."""
 
     def __init__(self, room: int) -> None:
-        self.room, self.ids, self.kinds, self.documents = room, [], [], []
+        self.room = room
+        self._clear()
+
+    def _clear(self) -> None:
         self.filled = 0
+        self.ids: list[numpy.ndarray] = []
+        self.kinds: list[numpy.ndarray] = []
+        self.documents: list[tuple[int, ...]] = []
 
     def add(self, ids: numpy.ndarray, kinds: numpy.ndarray, origin: tuple[int, int, int, int]) -> None:
         self.documents.append((self.filled, *origin))
@@ -332,7 +245,7 @@ class _Shard:
     def write(self, into: store.Store, state: dict[str, Any]) -> None:
         into.shard_add(numpy.concatenate(self.ids), numpy.concatenate(self.kinds),
                        numpy.array(self.documents, store.DOCUMENT), json.loads(json.dumps(state)))
-        self.__init__(self.room)
+        self._clear()
 
 
 def pack(sources: Sequence[Source], folder: str | os.PathLike, tokenizer: Tokenizer,
@@ -352,7 +265,7 @@ def pack(sources: Sequence[Source], folder: str | os.PathLike, tokenizer: Tokeni
             return json.loads((into.folder / "statistics.json").read_bytes())
         scan = Scan.load(into.folder)
         if scan is None:
-            scan = scan_sources(sources, options, into.folder, show)
+            scan = scan_sources(sources, options.strip_headers, options.duplicates == "drop", into.folder, show)
             scan.save(into.folder)
         return _pack(into, scan, sources, tokenizer, options, show)
     finally:

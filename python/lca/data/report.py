@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 if TYPE_CHECKING:
-    from lca.data.packing import PackOptions, Scan
+    from lca.data.packing import PackOptions
+    from lca.data.scanning import Scan
 
 _FIRST, _LAST = 7, 20  # bins of lengths: below 2^7, …, from 2^20 on
 _BAR = 40
@@ -25,7 +28,6 @@ def _bin_name(number: int) -> str:
 def pack_statistics(scan: Scan, options: PackOptions, shares: list[float], absent: list[str],
                     budgets: list[int | None], ratio: float, state: dict[str, Any], tokens: int) -> dict[str, Any]:
     """Everything that the page shows."""
-    import numpy
     index, sources = scan.index, []
     long_chars = int(index["chars"][index["chars"] / ratio >= options.threshold].sum())
     for number, label in enumerate(scan.labels):

@@ -49,17 +49,18 @@ class Task:
 
 def fill(template: str, **fields: str | list[str]) -> tuple[str, dict[str, list[Span]]]:
     """A template with its fields, and where they are; a list is spelled out, with a place for each entry."""
-    text, places = "", {}
+    text = ""
+    places: dict[str, list[Span]] = {}
     for literal, name, _, _ in string.Formatter().parse(template):
         text += literal
         if name is None:
             continue
         value = fields[name]
         entries = value if isinstance(value, list) else [value]
-        places[name] = []
+        places[name] = []  # where it comes twice, the last counts
         for at, entry in enumerate(entries):
             text += "" if at == 0 else " and " if at == len(entries) - 1 else ", "
-            places.setdefault(name, []).append((len(text), len(text) + len(entry)))
+            places[name].append((len(text), len(text) + len(entry)))
             text += entry
     return text[0].upper() + text[1:] if text.startswith("the ") else text, places
 

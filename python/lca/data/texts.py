@@ -285,3 +285,10 @@ def headers_strip(text: str) -> str:
     if credits and credits.end() < 4096:
         text = text[credits.end():]
     return text.strip() + "\n"
+
+
+def document_text(document: Document, strip_headers: bool) -> str:
+    """What a document says; of a conversation, its messages."""
+    if not isinstance(document.text, str):
+        return "\n".join(text for _, text in document.text)
+    return headers_strip(document.text) if strip_headers else document.text

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy
 
@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
     def begin(self) -> list[int]:
         """What the tokenizer puts before every text by itself."""
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | numpy.ndarray) -> str:
         """Text of ids, special tokens spelled out."""
 
     def chat_text(self, messages: Sequence[tuple[str, str]]) -> str:
@@ -71,7 +71,7 @@ class BytesTokenizer:
     def begin(self) -> list[int]:
         return []
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | numpy.ndarray) -> str:
         names = {number: text.encode() for text, number in self.SPECIAL.items()}
         return b"".join(names.get(int(i)) or bytes([int(i)]) for i in ids).decode("utf-8", "replace")
 
@@ -101,7 +101,7 @@ class EngineTokenizer:
     def begin(self) -> list[int]:
         return self._model.encode("", True, False)
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | numpy.ndarray) -> str:
         return self._model.decode([int(i) for i in ids], True)
 
     def chat_text(self, messages: Sequence[tuple[str, str]]) -> str:
@@ -123,7 +123,7 @@ class TransformersTokenizer:
             line = str(error).strip().split("\n")[0]
             raise ValueError(f"{path} has no tokenizer that transformers can read: {line}") from None
         self.vocabulary = len(self._tokenizer)
-        self._backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        self._backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if self._backend is None:
             raise ValueError(f"{path} has a tokenizer without tokenizer.json; engine:{path} may read it")
         self._begin = list(self._tokenizer("", add_special_tokens=True)["input_ids"])
@@ -144,7 +144,7 @@ class TransformersTokenizer:
     def begin(self) -> list[int]:
         return self._begin
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | numpy.ndarray) -> str:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False,
                                       clean_up_tokenization_spaces=False)
 

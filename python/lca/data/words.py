@@ -85,7 +85,8 @@ def key(draw: random.Random) -> str:
 
 def keys(draw: random.Random, count: int) -> list[str]:
     """Different keys, of one form in half of the cases, so that they are easily mistaken for each other."""
-    alike, found = draw.random() < 0.5, []
+    alike = draw.random() < 0.5
+    found: list[str] = []
     head = key(draw)
     while len(found) < count:
         other = _like(draw, head) if alike else key(draw)
@@ -144,7 +145,8 @@ VALUES = {
 def values(draw: random.Random, count: int, shares: dict[str, float]) -> list[str]:
     """Different values, all of one kind in half of the cases."""
     kinds, weights = list(shares), list(shares.values())
-    alike, kind, found = draw.random() < 0.5, draw.choices(kinds, weights)[0], []
+    alike, kind = draw.random() < 0.5, draw.choices(kinds, weights)[0]
+    found: list[str] = []
     while len(found) < count:
         value = VALUES[kind if alike else draw.choices(kinds, weights)[0]](draw)
         if value not in found:
