@@ -1,0 +1,230 @@
+"""Retrieval tasks: what is planted into a text, what is asked, and what the reply is.
+
+Everything is text here; ``lca.data.rows`` turns it into tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import string
+from collections.abc import Callable
+
+from lca.data import templates, words
+
+Span = tuple[int, int]
+
+
+@dataclasses.dataclass
+class Plant:
+    """A text that is planted, and where."""
+
+    text: str
+    depth: float  #: share of the text before it
+    asked: bool = True
+    values: list[Span] = dataclasses.field(default_factory=list)  #: characters of values
+    straddle: bool = False  #: a border of groups is to lie inside the first value
+    block: bool = False  #: a paragraph of its own
+
+
+@dataclasses.dataclass
+class Turn:
+    """A question, and the reply with the characters that are answers."""
+
+    question: str
+    reply: str
+    answers: list[Span]
+    ends: bool = True  #: whether the reply ends where its answer does
+
+
+@dataclasses.dataclass
+class Task:
+    """All that a row has besides its text. A passage has turns only when the text is known."""
+
+    name: str
+    plants: list[Plant]
+    turns: list[Turn]
+    passages: int = 0  #: how many passages are to be asked for
+
+
+def fill(template: str, **fields: str | list[str]) -> tuple[str, dict[str, list[Span]]]:
+    """A template with its fields, and where they are; a list is spelled out, with a place for each entry."""
+    text = ""
+    places: dict[str, list[Span]] = {}
+    for literal, name, _, _ in string.Formatter().parse(template):
+        text += literal
+        if name is None:
+            continue
+        value = fields[name]
+        entries = value if isinstance(value, list) else [value]
+        places[name] = []  # where it comes twice, the last counts
+        for at, entry in enumerate(entries):
+            text += "" if at == 0 else " and " if at == len(entries) - 1 else ", "
+            places[name].append((len(text), len(text) + len(entry)))
+            text += entry
+    return text[0].upper() + text[1:] if text.startswith("the ") else text, places
+
+
+def _depths(draw: random.Random, count: int) -> list[float]:
+    return sorted(draw.random() for _ in range(count))
+
+
+class Maker:
+    """Draws tasks. `cap`: how many facts a row may have; `kinds`: shares of kinds of values."""
+
+    def __init__(self, draw: random.Random, cap: int, kinds: dict[str, float]) -> None:
+        self._draw, self._cap, self._kinds = draw, max(1, cap), kinds
+        self._relation, self._relations = draw.choice(templates.RELATIONS)
+
+    def make(self, name: str) -> Task:
+        task = TASKS[name](self)
+        task.name = name
+        return task
+
+    def _count(self, low: int, high: int) -> int:
+        return self._draw.randint(min(low, self._cap), min(high, self._cap))
+
+    def _fields(self, key: str, value: str | list[str]) -> dict[str, str | list[str]]:
+        return {"r": self._relation, "rs": self._relations, "k": key, "v": value}
+
+    def _plant(self, template: str, key: str, value: str, depth: float, **more) -> Plant:
+        text, places = fill(template, **self._fields(key, value))
+        return Plant(text, depth, values=places["v"], **more)
+
+    def _turn(self, asking: str, replying: str, key: str, value: str | list[str], answer: str = "v") -> Turn:
+        question, _ = fill(asking, **self._fields(key, value))
+        reply, places = fill(replying, **self._fields(key, value))
+        return Turn(question, reply, places[answer])
+
+    def _ask(self, key: str, value: str) -> Turn:
+        if self._draw.random() < 0.3:
+            return self._turn(self._draw.choice(templates.BARE_QUESTIONS), "{v}", key, value)
+        return self._turn(self._draw.choice(templates.QUESTIONS), self._draw.choice(templates.REPLIES), key, value)
+
+    def _ask_several(self, keys: list[str], found: list[str]) -> Turn:
+        question, _ = fill(self._draw.choice(templates.SEVERAL_QUESTIONS), r=self._relation, rs=self._relations,
+                           ks=keys)
+        if self._draw.random() < 0.5:
+            reply, places = fill("{v}.", v=found)
+            return Turn(question, reply, places["v"])
+        reply, answers = "", []
+        for key, value in zip(keys, found):
+            reply += f"{key}: "
+            answers.append((len(reply), len(reply) + len(value)))
+            reply += value + "\n"
+        return Turn(question, reply.rstrip("\n"), answers)
+
+    def _facts(self, count: int) -> tuple[list[str], list[str], list[Plant]]:
+        keys, found = words.keys(self._draw, count), words.values(self._draw, count, self._kinds)
+        plants = [self._plant(self._draw.choice(templates.STATEMENTS), key, value, self._draw.random())
+                  for key, value in zip(keys, found)]
+        return keys, found, plants
+
+    def fact(self) -> Task:
+        """One fact, asked for."""
+        keys, found, plants = self._facts(1)
+        return Task("", plants, [self._ask(keys[0], found[0])])
+
+    def facts(self) -> Task:
+        """Several facts, all asked for: one question after another, or one for all."""
+        keys, found, plants = self._facts(self._count(2, 24))
+        order = self._draw.sample(range(len(keys)), len(keys))
+        if 1 < len(keys) <= 8 and self._draw.random() < 0.4:
+            return Task("", plants, [self._ask_several([keys[i] for i in order], [found[i] for i in order])])
+        return Task("", plants, [self._ask(keys[i], found[i]) for i in order])
+
+    def distractors(self) -> Task:
+        """Several facts, one asked for."""
+        keys, found, plants = self._facts(self._count(2, 24))
+        chosen = self._draw.randrange(len(keys))
+        for at, plant in enumerate(plants):
+            plant.asked = at == chosen
+        return Task("", plants, [self._ask(keys[chosen], found[chosen])])
+
+    def values(self) -> Task:
+        """One key with several values, all asked for in their order; some facts of other keys."""
+        count, others = self._count(2, 6), self._draw.randint(0, max(0, min(3, self._cap - 6)))
+        keys, found = words.keys(self._draw, 1 + others), words.values(self._draw, count + others, self._kinds)
+        plants = [self._plant(self._draw.choice(templates.SHARED_STATEMENTS), keys[0], value, depth)
+                  for value, depth in zip(found, _depths(self._draw, count))]
+        plants += [self._plant(self._draw.choice(templates.STATEMENTS), key, value, self._draw.random(), asked=False)
+                   for key, value in zip(keys[1:], found[count:])]
+        turn = self._turn(self._draw.choice(templates.SHARED_QUESTIONS),
+                          self._draw.choice(templates.SHARED_REPLIES), keys[0], found[:count])
+        return Task("", plants, [turn])
+
+    def reversed(self) -> Task:
+        """Facts; the value is given and the key asked for."""
+        keys, found, plants = self._facts(self._count(1, 8))
+        chosen = self._draw.randrange(len(keys))
+        for at, plant in enumerate(plants):
+            plant.asked = at == chosen
+        return Task("", plants, [self._turn(self._draw.choice(templates.REVERSED_QUESTIONS),
+                                            self._draw.choice(templates.REVERSED_REPLIES), keys[chosen],
+                                            found[chosen], "k")])
+
+    def chain(self) -> Task:
+        """Names that take over a value from each other, and chains that are not asked about."""
+        form, links = self._draw.choice(templates.CHAINS), self._count(1, 5)
+        chains = 1 + (self._draw.randint(0, 2) if self._cap >= 3 * links else 0)
+        made, used = [], set()
+        for number in range(chains):
+            value = words.number(self._draw)
+            names: list[str] = []
+            while len(names) <= links:
+                name = words.symbol(self._draw) if "{a}'s" not in form["start"] else words.name(self._draw)
+                if name not in used:
+                    used.add(name)
+                    names.append(name)
+            texts = [form["start"].format(a=names[0], v=value)]
+            texts += [form["link"].format(a=a, b=b) for a, b in zip(names, names[1:])]
+            made.append((names, value, [Plant(text, depth, asked=number == 0)
+                                        for text, depth in zip(texts, _depths(self._draw, len(texts)))]))
+        names, value, _ = made[0]
+        if self._draw.random() < 0.5:
+            question, _ = fill(form["ask"], b=names[-1], v=value)
+            reply, places = fill(form["reply"], b=names[-1], v=value)
+            turn = Turn(question, reply, places["v"])
+        else:
+            question, _ = fill(form["ask_all"], v=value)
+            reply, places = fill(form["reply_all"], b=names, v=value)
+            turn = Turn(question, reply, places["b"])
+        return Task("", [plant for _, _, plants in made for plant in plants], [turn])
+
+    def records(self) -> Task:
+        """Blocks of lines that are alike; some of them asked for."""
+        count = max(2, min(400, self._cap * self._draw.randint(3, 12)))
+        keys, found = words.keys(self._draw, count), words.values(self._draw, count, self._kinds)
+        form, blocks = self._draw.choice(templates.RECORDS), self._draw.randint(1, min(4, count))
+        lines = [fill(form, **self._fields(key, value))[0] for key, value in zip(keys, found)]
+        bounds = [0, *sorted(self._draw.sample(range(1, count), blocks - 1)), count]
+        asked = self._draw.sample(range(count), self._draw.randint(1, min(4, self._cap, count)))
+        plants = [Plant("\n".join(lines[a:b]), depth, any(a <= i < b for i in asked), block=True)
+                  for a, b, depth in zip(bounds, bounds[1:], _depths(self._draw, blocks))]
+        return Task("", plants, [self._ask(keys[i], found[i]) for i in asked])
+
+    def border(self) -> Task:
+        """Facts whose values lie across a border of groups, all asked for."""
+        keys, found, plants = self._facts(self._count(1, 8))
+        for plant in plants:
+            plant.straddle = True
+        return Task("", plants, [self._ask(key, value) for key, value in zip(keys, found)])
+
+    def passage(self) -> Task:
+        """Passages of the text, to be repeated word for word."""
+        return Task("", [], [], passages=self._draw.randint(1, min(3, self._cap)))
+
+
+TASKS: dict[str, Callable[[Maker], Task]] = {
+    "fact": Maker.fact, "facts": Maker.facts, "distractors": Maker.distractors, "values": Maker.values,
+    "reversed": Maker.reversed, "chain": Maker.chain, "records": Maker.records, "border": Maker.border,
+    "passage": Maker.passage,
+}
+
+
+def passage_turn(draw: random.Random, begin: str, rest: str) -> Turn:
+    """A question about a passage, given how it begins."""
+    asking = draw.choice(templates.PASSAGE_QUESTIONS)
+    question, _ = fill(asking, cue=begin.strip())
+    reply = (rest if "go on after" in asking else begin + rest).strip()
+    return Turn(question, reply, [(0, len(reply))], ends=False)  # a passage ends anywhere
