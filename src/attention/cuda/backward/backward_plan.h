@@ -8,7 +8,7 @@
 
 namespace lca::cuda {
 
-inline constexpr int kKeyBlock = 128;    ///< keys that one block of the keys kernel holds
+inline constexpr int kKeyBlock = 128;  ///< keys that one block of the keys kernel holds
 /// A document's first row among statistics: tiles of 64, 96 and 128 queries end inside its own.
 inline constexpr int kStatAlign = 384;
 inline constexpr int kRopePartial = 64;  ///< width of MLA's RoPE key in the fast kernels
