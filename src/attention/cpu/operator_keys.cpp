@@ -14,9 +14,6 @@ constexpr std::int64_t kRowsTask = 6 * kPanel;
 constexpr std::int64_t kTasksAThread = 4;
 
 std::uint32_t* words(float* floats) { return reinterpret_cast<std::uint32_t*>(floats); }
-const std::uint32_t* words(const float* floats) {
-  return reinterpret_cast<const std::uint32_t*>(floats);
-}
 
 void rows_list(std::size_t document, bool groups, std::int64_t rows, std::vector<RowsTask>& to) {
   for (std::int64_t row = 0; row < rows; row += kRowsTask) {
