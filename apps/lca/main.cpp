@@ -14,6 +14,10 @@
 
 #include <unistd.h>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include <exception>
 #include <memory>
 #include <new>
@@ -225,6 +229,11 @@ int run_guarded(int argc, char** argv) {
 }  // namespace lca::cli
 
 int main(int argc, char** argv) {
+#if defined(__GLIBC__)
+  // One heap: each further thread would reserve 64 MiB of addresses when it first allocates, just
+  // where a limit has left as much as oneDNN needs for its code.
+  ::mallopt(M_ARENA_MAX, 1);
+#endif
   lca::cli::interrupt_install();
   try {
     return lca::cli::run_guarded(argc, argv);

@@ -11,8 +11,21 @@
 #include <utility>
 #include <vector>
 
+#if defined(__GLIBC__)
+#include <execinfo.h>
+#endif
+
 namespace lca {
 namespace {
+
+/// OpenMP's threads end by pthread_exit, for which glibc loads the unwinder, and ends the process
+/// where there is no memory for that: so it is loaded while there is.
+void unwinder_load() {
+#if defined(__GLIBC__)
+  void* frame = nullptr;
+  ::backtrace(&frame, 1);
+#endif
+}
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -124,6 +137,7 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+  unwinder_load();
   try {
     state_->workers.reserve(static_cast<std::size_t>(std::max(0, threads - 1)));
     for (int worker = 1; worker < threads; ++worker) {

@@ -15,6 +15,11 @@ struct MatrixView {
   std::int64_t stride = 0;
 };
 
+/// Has oneDNN generate its code while there is memory for it; throws std::bad_alloc where there is
+/// not. For callers that share products out to threads: a thread's own first allocation reserves
+/// tens of megabytes, and may take the room after it was found.
+void matmul_prepare();
+
 /// out[m,n] = a[m,k] · b[k,n] on the calling thread alone; with `add` on top of what is there.
 void matmul_nn(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
                bool add = false);

@@ -19,6 +19,7 @@
 #include "attention/cpu/vector.h"
 #include "core/context_state.h"
 #include "core/workspace.h"
+#include "ops/matmul.h"
 
 namespace lca {
 
@@ -213,6 +214,7 @@ void condense(Context& context, const LayerWeights& weights, std::span<const Run
         std::max(scratch_bytes, condense_workspace_bytes(state.spec, context.threads()));
   }
   if (tasks.empty()) return;
+  if (runs[0].cache->spec().shape.form == Form::mla) matmul_prepare();
   std::byte* block = context.state().workspace.prepare(scratch_bytes);
   const std::size_t share = scratch_bytes / static_cast<std::size_t>(context.threads());
   const std::span<const Task> shared(tasks);  // a worker would see a list of its own

@@ -8,6 +8,7 @@
 #include "attention/cpu/operator.h"
 #include "attention/cpu/operator_groups.h"
 #include "core/context_state.h"
+#include "ops/matmul.h"
 
 namespace lca::cpu {
 
@@ -90,6 +91,7 @@ void condense(const OperatorSpec& spec, const CondenseInputs& in, const Condense
   const ContextUse use(context);
   const GroupPlan plan(spec, in);
   if (plan.groups == 0) return;
+  if (plan.layer.shape.form == Form::mla) matmul_prepare();
   Carver count;
   for (int i = 0; i < context.threads(); ++i) CondenseScratch(count, plan.layer);
   Carver carver(context.state().workspace.prepare(count.used()));

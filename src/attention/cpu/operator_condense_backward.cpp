@@ -53,6 +53,7 @@ class CondenseBackward {
         context_(context) {}
 
   void run() {
+    if (mla_) matmul_prepare();
     Carver count;
     Memory(count, plan_, context_.threads());
     Carver carver(context_.state().workspace.prepare(count.used()));

@@ -247,6 +247,7 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
                const Scratch& scratch, const float* x, bool add) {
   const std::int64_t in = group[0].weight.columns;
   const bool native = type == ProductType::bf16 && product_bf16_is_native();
+  if (!native) matmul_prepare();
   for (const RowPiece& piece : scratch.rows.many) {
     if (type != ProductType::bf16) break;
     const std::int64_t begin = piece.first * in;

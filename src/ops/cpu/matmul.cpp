@@ -23,8 +23,9 @@ namespace {
 /// oneDNN generates its code on first use, and crashes where there is no memory for it.
 constexpr std::size_t kCodeBytes = std::size_t{32} << 20;
 
-/// Generates the code of float32 products while there is memory for it.
-void sgemm_prepare() {
+}  // namespace
+
+void matmul_prepare() {
   static const bool prepared = [] {
     memory_room_require(kCodeBytes);
     // One product for each way it chooses between: one row, few and many.
@@ -44,6 +45,8 @@ void sgemm_prepare() {
   static_cast<void>(prepared);
 }
 
+namespace {
+
 void sgemm_check(dnnl_status_t status) {
   if (status == dnnl_out_of_memory) throw std::bad_alloc();
   if (status != dnnl_success) fail_internal("oneDNN refused a float32 product ({})", int{status});
@@ -51,7 +54,7 @@ void sgemm_check(dnnl_status_t status) {
 
 void multiply(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
               float beta) {
-  sgemm_prepare();
+  matmul_prepare();
   const auto status = dnnl_sgemm('N', 'N', a.rows, b.columns, a.columns, 1.0F, a.data, a.stride,
                                  b.data, b.stride, beta, out, out_stride);
   sgemm_check(status);
@@ -68,7 +71,7 @@ void matmul_nn(const MatrixView& a, const MatrixView& b, float* out, std::int64_
 void matmul_nt(const MatrixView& a, const MatrixView& b, float* out, std::int64_t out_stride,
                bool add) {
   const OmpThreads alone(1);
-  sgemm_prepare();
+  matmul_prepare();
   const auto status = dnnl_sgemm('N', 'T', a.rows, b.rows, a.columns, 1.0F, a.data, a.stride,
                                  b.data, b.stride, add ? 1.0F : 0.0F, out, out_stride);
   sgemm_check(status);
