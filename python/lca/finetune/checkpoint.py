@@ -83,7 +83,10 @@ def _options():
 def weights_gather(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The trained weights of a model that may be sharded; on the first process, and to be called on all."""
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
-    return get_model_state_dict(model, options=_options())
+    trained = {name.removeprefix("module.") for name, each in model.named_parameters(remove_duplicate=False)
+               if each.requires_grad}
+    found = get_model_state_dict(model, options=_options())
+    return {name: value for name, value in found.items() if name in trained}  # tied frozen ones come along
 
 
 def checkpoint_save(folder: pathlib.Path, step: int, told: dict[str, Any], model: torch.nn.Module,

@@ -126,15 +126,20 @@ class Curriculum:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"place": dataclasses.asdict(self.place),
-                "data": {key: source.state_dict() for key, source in self._sources.items()}}
+        """Plain JSON. The order of rows in a step's batch does not depend on how many processes share it."""
+        data = {}
+        for key, source in self._sources.items():
+            state = source.state_dict()
+            data[key] = {**state, "batch": state["batch"] * self._world, "world": 1}
+        return {"place": dataclasses.asdict(self.place), "data": data}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.place = Place(**state["place"])
         for key, source in self._sources.items():
             if key not in state["data"]:
                 raise ValueError(f"the checkpoint has no place in {key}")
-            source.load_state_dict(state["data"][key])
+            one = state["data"][key]
+            source.load_state_dict({**one, "batch": one["batch"] // self._world, "world": self._world})
 
 
 def micro_batches(batch: Batch, rows: int) -> list[dict[str, numpy.ndarray]]:

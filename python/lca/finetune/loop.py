@@ -84,7 +84,6 @@ class Trainer:
         self.student, self.optimizer = self.accelerator.prepare(student, optimizer)
         self.student.train()
         self._trained = [each for each in self.student.parameters() if each.requires_grad]
-        self._saved = -1
         self._resume()
         place = self.curriculum.place
         self.report = Report(self.output, config.tokens, place.step, place.tokens, as_json, show) if self.main else None
@@ -122,7 +121,6 @@ class Trainer:
                                   "configuration it was begun with")
         self.curriculum.load_state_dict(told["curriculum"])
         files.checkpoint_load(found[-1], self.student, self._raw_optimizer())
-        self._saved = self.curriculum.place.step
 
     def _raw_optimizer(self) -> torch.optim.Optimizer:
         return getattr(self.optimizer, "optimizer", self.optimizer)
@@ -254,9 +252,8 @@ class Trainer:
         told = {"config": plain(self.config), "curriculum": self.curriculum.state_dict()}
         files.checkpoint_save(self.output / "checkpoints", self.curriculum.place.step, told, self.student,
                               self._raw_optimizer(), self.config.checkpoint.keep, self.main)
-        self._saved = self.curriculum.place.step
         if self.main:
-            self.report.event("checkpoint", step=self._saved)
+            self.report.event("checkpoint", step=self.curriculum.place.step)
 
     def run(self) -> Result:
         config, place = self.config, self.curriculum.place
@@ -272,10 +269,6 @@ class Trainer:
                 self.report.resume_clock()
             self.step(step)
             self._between()
-        if config.evaluation and place.step % config.evaluation.every and self._saved != place.step:
-            self.evaluate()
-        if self._saved != place.step:
-            self.save()
         target = result_write(config, self.student, self.inner, self.base, self.main)
         if self.main:
             self.report.draw()
@@ -286,11 +279,12 @@ class Trainer:
     def _between(self) -> None:
         """What is due after a step."""
         config, step = self.config, self.curriculum.place.step
-        if config.evaluation and step % config.evaluation.every == 0:
+        last = self.curriculum.step() is None
+        if config.evaluation and (last or step % config.evaluation.every == 0):
             self.evaluate()
-        if config.samples and step % config.samples.every == 0:
+        if config.samples and (last or step % config.samples.every == 0):
             self.sample()
-        if step % config.checkpoint.every == 0:
+        if last or step % config.checkpoint.every == 0:
             self.save()
             if self.main:
                 self.report.draw()
