@@ -20,6 +20,7 @@ import finetune_parts as parts  # noqa: E402
 
 import lca  # noqa: E402
 from lca.finetune import ConfigError, config_parse, config_read, finetune, losses  # noqa: E402
+from lca.finetune.checkpoint import folder_written, leftovers_remove  # noqa: E402
 from lca.finetune.config import RECIPES  # noqa: E402
 from lca.finetune.curriculum import Curriculum, Place, rate_at  # noqa: E402
 from lca.finetune.models import student_make  # noqa: E402
@@ -345,3 +346,28 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
     out, errors = running.communicate()
     assert running.returncode == 1 and out == ""
     assert errors == f"lca.finetune: {path}: stages must be a list with entries, not 3\n"
+
+
+def test_the_command_shows_examples_and_recipes(capsys):
+    from lca.finetune.__main__ import main
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0 and "python -m lca.finetune config.yaml --json" in capsys.readouterr().out
+    assert main(["--recipe", "fsdp2"]) == 0
+    assert capsys.readouterr().out == (RECIPES / "fsdp2.yaml").read_text()
+    for name in ("nothing", "../recipes/fsdp2"):
+        with pytest.raises(SystemExit, match="there is no recipe"):
+            main(["--recipe", name])
+
+
+def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
+    target = tmp_path / "result"
+    for content in ("first", "second"):
+        with folder_written(target) as draft:
+            (draft / "file").write_text(content)
+    with pytest.raises(KeyError), folder_written(target) as draft:
+        (draft / "file").write_text("third")
+        raise KeyError
+    assert (target / "file").read_text() == "second"
+    leftovers_remove(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["result"]

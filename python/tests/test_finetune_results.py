@@ -98,6 +98,21 @@ def test_a_model_of_full_weights_says_the_same_in_the_engine(folder, tmp_path, t
     assert (again.steps, again.tokens) == (result.steps, result.tokens)
 
 
+def test_a_run_in_bf16_trains_float32_weights(folder, tmp_path):
+    """What a GPU does, on the CPU: autocast, frozen weights in bf16. In a process of its own: precision is global."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(parts.settings(folder, tmp_path / "run", precision="bf16")))
+    finetune(config_parse(parts.settings(folder, tmp_path / "exact")))
+    done = subprocess.run([sys.executable, "-m", "lca.finetune", str(path)], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(PACKAGE)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    half, exact = (rows_of(tmp_path / name / "log.csv") for name in ("run", "exact"))
+    for one, other in zip(half, exact, strict=True):
+        assert one["text"] != other["text"] and numpy.isclose(float(one["text"]), float(other["text"]), rtol=0.01)
+    state = torch.load(tmp_path / "run/checkpoints/step-00000006/state.pt", weights_only=True)
+    assert {value.dtype for value in state["model"].values()} == {torch.float32}
+
+
 def free_port():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -111,12 +126,19 @@ def launch(path):
                    "ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                    "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true"}
     environment.update({name.upper(): str(value) for name, value in options["fsdp_config"].items()})
-    running = [subprocess.Popen([sys.executable, "-m", "lca.finetune", str(path)], text=True,
+    running = [subprocess.Popen([sys.executable, "-m", "lca.finetune", str(path), "--json"], text=True,
                                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2)]
-    for each in running:
-        _, errors = each.communicate(timeout=300)
+    told = [each.communicate(timeout=300) for each in running]
+    for each, (_, errors) in zip(running, told):
         assert each.returncode == 0, errors[-3000:]
+    return [json.loads(line) for line in told[0][0].splitlines() if line.startswith("{")]
+
+
+def test_the_file_for_fsdp2_is_one_of_accelerate():
+    from accelerate.commands.config.config_args import load_config_from_file
+    found = load_config_from_file(str(RECIPES / "fsdp2.yaml"))
+    assert str(found.distributed_type).endswith("FSDP") and found.fsdp_config["fsdp_version"] == 2
 
 
 def test_two_sharded_processes_go_on_as_one_would(folder, tmp_path):
@@ -130,7 +152,8 @@ def test_two_sharded_processes_go_on_as_one_would(folder, tmp_path):
         shutil.rmtree(tmp_path / "two" / "checkpoints" / f"step-{step:08d}")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({**content, "output": str(tmp_path / "two")}))
-    launch(path)
+    start = launch(path)[0]
+    assert (start["step"], start["processes"], start["sharded"]) == (2, 2, True)
     for name, count in (("log.csv", 6), ("evaluation.csv", 3)):
         one, two = rows_of(tmp_path / "one" / name), rows_of(tmp_path / "two" / name)
         assert len(one) == len(two) == count

@@ -259,7 +259,9 @@ class Trainer:
         config, place = self.config, self.curriculum.place
         if self.main:
             trained = sum(each.numel() for each in self._trained)
-            self.report.event("start", step=place.step, tokens=place.tokens, total=config.tokens, trained=trained)
+            sharded = hasattr(self.student, "unshard")
+            self.report.event("start", step=place.step, tokens=place.tokens, total=config.tokens, trained=trained,
+                              processes=self.accelerator.num_processes, sharded=sharded)
             self.report.say(f"{trained:,} trained weights, {config.tokens:,} tokens"
                             + (f"; goes on after step {place.step}" if place.step else ""))
         if config.evaluation and place.step == 0:

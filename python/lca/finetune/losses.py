@@ -60,9 +60,10 @@ def _answer_chunk(hidden: Tensor, target: Tensor, head: Head):
 def _summed(function, index: Tensor, chunk: int, tensors: tuple, heads: tuple, like: Tensor) -> list[Tensor]:
     """The sums of `function` over chunks of the rows `index` of tensors."""
     totals = [like.new_zeros((), dtype=torch.float32) for _ in range(2)]
-    for at in range(0, len(index), chunk):
-        rows = index[at:at + chunk]
-        parts = [None if each is None else each[rows] for each in tensors]
+    count = -(-len(index) // chunk)
+    # Picked once and split: a chunk's gradient is then as small as the chunk.
+    picked = [[None] * count if each is None else each.index_select(0, index).split(chunk) for each in tensors]
+    for parts in zip(*picked) if count else ():
         if torch.is_grad_enabled():
             found = checkpoint(function, *parts, *heads, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -131,4 +132,5 @@ class Student(nn.Module):
         with override(self.causal, **knobs):
             hidden = self._hidden(self.causal, ids, positions)
         sums = loss_sums(hidden, ids, places, self.causal.get_output_embeddings(), *teacher, chunk=self.chunk)
-        return sums + 0.0 * hidden.float().sum() if torch.is_grad_enabled() else sums
+        # Rows without a loss still reach every weight: processes that share gradients wait for all of them.
+        return sums + 0.0 * hidden[:1, :1].float().sum() if torch.is_grad_enabled() else sums

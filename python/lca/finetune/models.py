@@ -82,7 +82,7 @@ def student_make(config: Config, folder: pathlib.Path, bf16: bool) -> Student:
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if config.lora is not None:
-        model = _adapted(model, config)
+        model = _adapted(model, config, bf16)
     student = Student(model, config.loss.chunk, teacher)
     if config.compile:
         for layer in student.causal.model.layers:
@@ -90,7 +90,7 @@ def student_make(config: Config, folder: pathlib.Path, bf16: bool) -> Student:
     return student
 
 
-def _adapted(model: Any, config: Config) -> Any:
+def _adapted(model: Any, config: Config, bf16: bool) -> Any:
     try:
         import peft
     except ImportError:
@@ -103,6 +103,10 @@ def _adapted(model: Any, config: Config) -> Any:
     except ValueError as error:
         raise ConfigError(f"lora.targets: {_line(error)}") from None
     adapted.peft_config["default"].base_model_name_or_path = config.model
+    if bf16:  # autocast chooses the type; PEFT would copy every input to float32 first
+        for module in adapted.modules():
+            if hasattr(module, "cast_input_dtype_enabled"):
+                module.cast_input_dtype_enabled = False
     return adapted
 
 
