@@ -70,6 +70,7 @@ def test_an_adapter_is_a_peft_folder_in_bf16(folder, adapter):
         "adapter_config.json", "adapter_model.safetensors", "lca.json"]
     tensors = load_file(adapter / "adapter_model.safetensors")
     assert len(tensors) == 2 * 7 * 2 and {value.dtype for value in tensors.values()} == {torch.bfloat16}
+    assert (adapter / "adapter_model.safetensors").stat().st_mode & 0o044 == 0o044
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (4, 8, 0.0)
     assert config["base_model_name_or_path"] == str(folder / "base") and config["inference_mode"]
@@ -105,7 +106,7 @@ def test_a_run_in_bf16_trains_float32_weights(folder, tmp_path):
     finetune(config_parse(parts.settings(folder, tmp_path / "exact")))
     done = subprocess.run([sys.executable, "-m", "lca.finetune", str(path)], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(PACKAGE)})
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0 and done.stderr == "", done.stderr[-3000:]  # no warnings of libraries either
     half, exact = (rows_of(tmp_path / name / "log.csv") for name in ("run", "exact"))
     for one, other in zip(half, exact, strict=True):
         assert one["text"] != other["text"] and numpy.isclose(float(one["text"]), float(other["text"]), rtol=0.01)

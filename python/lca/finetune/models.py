@@ -96,8 +96,7 @@ def _adapted(model: Any, config: Config, bf16: bool) -> Any:
     except ImportError:
         raise ConfigError("lora needs peft: pip install 'lca[finetune]'") from None
     options = peft.LoraConfig(r=config.lora.rank, lora_alpha=config.lora.alpha, lora_dropout=0.0, bias="none",
-                              target_modules=list(config.lora.targets), task_type="CAUSAL_LM",
-                              base_model_name_or_path=config.model)
+                              target_modules=list(config.lora.targets), task_type="CAUSAL_LM")
     try:
         adapted = peft.get_peft_model(model, options)
     except ValueError as error:
@@ -128,9 +127,10 @@ def result_write(config: Config, student: torch.nn.Module, inner: Student, folde
 def _adapter_write(inner: Student, weights: dict[str, torch.Tensor], draft: pathlib.Path) -> None:
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
-    found = get_peft_model_state_dict(inner.model, state_dict=weights)
-    save_file({name: value.to(torch.bfloat16).contiguous() for name, value in found.items()},
-              draft / "adapter_model.safetensors", {"format": "pt"})
+    found = get_peft_model_state_dict(inner.model, state_dict=weights, save_embedding_layers=False)
+    path = draft / "adapter_model.safetensors"
+    save_file({name: value.to(torch.bfloat16).contiguous() for name, value in found.items()}, path, {"format": "pt"})
+    path.chmod(0o644)  # safetensors leaves it to its owner alone
     options = inner.model.peft_config["default"]
     training, options.inference_mode = options.inference_mode, True
     try:
