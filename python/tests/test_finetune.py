@@ -17,6 +17,7 @@ pytest.importorskip("peft")
 pytest.importorskip("accelerate")
 yaml = pytest.importorskip("yaml")
 import finetune_parts as parts  # noqa: E402
+from tiny_models import ARCHITECTURES, SMALL, VOCABULARY, tiny  # noqa: E402
 
 import lca  # noqa: E402
 from lca.finetune import ConfigError, config_parse, config_read, finetune, losses  # noqa: E402
@@ -62,30 +63,51 @@ def batch_of(rows=2, length=40, seed=0):
     return ids, kinds, positions
 
 
-@pytest.mark.parametrize("context", [False, True])
+@pytest.mark.parametrize("taught", ["no", "text", "context"])
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_chunked_losses_and_gradients_equal_plain_ones(chunk, context):
+def test_chunked_losses_and_gradients_equal_plain_ones(chunk, taught):
     ids, kinds, positions = batch_of()
     draw = torch.Generator().manual_seed(1)
     hidden = torch.randn(2, 40, 8, generator=draw, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(parts.VOCABULARY, 8, generator=draw, dtype=torch.float64, requires_grad=True)
     theirs = torch.randn(2, 40, 8, generator=draw, dtype=torch.float64)
     head, teacher = (lambda h: h @ weight.T), (lambda h: h @ weight.detach().T * 0.5)
-    sums = losses.loss_sums(hidden, ids, losses.places_of(kinds, positions, context), head, theirs, teacher, chunk)
-    ours = torch.autograd.grad(sums[0] + 2 * sums[1] + 3 * sums[2], (hidden, weight))
+    context = taught == "context"
+    places = losses.places_of(kinds, positions, context)
+    sums = losses.loss_sums(hidden, ids, places, head, *((None, None) if taught == "no" else (theirs, teacher)), chunk)
+    text = 1 if taught == "no" else 0
+    ours = torch.autograd.grad(2 * sums[text] + 3 * sums[2], (hidden, weight))
 
     mine = (hidden @ weight.T).float().log_softmax(-1)[:, :-1]
     dense = teacher(theirs).float().log_softmax(-1)[:, :-1]
     entropy = -mine.gather(2, ids[:, 1:, None])[..., 0]
     divergence = (dense.exp() * (dense - mine)).sum(-1)
     after, inside = kinds[:, 1:], positions[:, 1:] > 0
-    taught = (after == 1) | ((after == 0) & inside if context else False)
-    plain = [divergence[taught].sum(), entropy[after == 1].sum(), entropy[after == 2].sum(),
+    spoken = (after == 1) | ((after == 0) & inside if context else False)
+    plain = [divergence[spoken].sum() * (taught != "no"), entropy[after == 1].sum(), entropy[after == 2].sum(),
              (mine.argmax(-1) == ids[:, 1:])[after == 2].sum().float()]
     assert torch.allclose(sums, torch.stack(plain), rtol=1e-5)
-    expected = torch.autograd.grad(plain[0] + 2 * plain[1] + 3 * plain[2], (hidden, weight))
+    expected = torch.autograd.grad(2 * plain[text] + 3 * plain[2], (hidden, weight))
     for one, other in zip(ours, expected):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_losses_are_those_of_the_models_own_logits(name):
+    model = lca.patch(tiny(name), **SMALL)
+    ids, kinds, _ = batch_of()
+    ids = ids % VOCABULARY
+    positions = torch.arange(40).repeat(2, 1)
+    with torch.no_grad():
+        sums = losses.Student(model, 16)(ids, positions, losses.places_of(kinds, positions), {"group": 2}, True)
+        with lca.override(model, group=2):
+            mine = model(ids, use_cache=False).logits[:, :-1].log_softmax(-1)
+        with lca.override(model, method="dense"):
+            theirs = model(ids, use_cache=False).logits[:, :-1].log_softmax(-1)
+    entropy, after = -mine.gather(2, ids[:, 1:, None])[..., 0], kinds[:, 1:]
+    divergence = (theirs.exp() * (theirs - mine)).sum(-1)
+    plain = torch.stack([divergence[after == 1].sum(), entropy[after == 1].sum(), entropy[after == 2].sum()])
+    assert torch.allclose(sums[:3], plain, rtol=1e-3, atol=1e-5) and plain[0] > 1e-4
 
 
 def test_logits_are_never_whole():

@@ -41,9 +41,9 @@ def places_of(kinds: Tensor, positions: Tensor, context: bool = False) -> Places
 
 
 def _text_chunk(hidden: Tensor, target: Tensor, teacher: Tensor | None, head: Head, teacher_head: Head | None):
-    """KL and cross-entropy of some outputs, summed."""
+    """KL and cross-entropy of some outputs, summed; with a teacher, cross-entropy is for the reader alone."""
     mine = head(hidden).float().log_softmax(-1)
-    entropy = -mine.gather(1, target[:, None]).sum()
+    entropy = -(mine if teacher is None else mine.detach()).gather(1, target[:, None]).sum()
     if teacher is None:
         return torch.zeros_like(entropy), entropy
     with torch.no_grad():
