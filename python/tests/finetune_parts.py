@@ -11,10 +11,10 @@ VOCABULARY = 260  # of the bytes tokenizer, and one more
 LENGTH = 512
 
 
-def tiny_llama(seed: int = 0, tied: bool = True) -> LlamaForCausalLM:
+def tiny_llama(seed: int = 0, tied: bool = True, layers: int = 2) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=2048, bos_token_id=256, eos_token_id=256, pad_token_id=256,
         tie_word_embeddings=tied, initializer_range=0.1))
 

@@ -340,6 +340,29 @@ def test_parts_of_a_batch_make_the_same_step(folder, tmp_path):
             assert numpy.isclose(float(one[name]), float(other[name]), rtol=1e-3)
 
 
+def test_compiled_layers_share_their_graphs(folder, tmp_path):
+    from lca import patching
+    from torch._dynamo.utils import counters
+    from transformers import AttentionInterface
+    logs, graphs = [], []
+    try:
+        for layers, backend in ((2, False), (2, "aot_eager"), (4, "aot_eager")):
+            torch._dynamo.reset()
+            counters.clear()
+            parts.tiny_llama(layers=layers).save_pretrained(tmp_path / f"base-{layers}")
+            content = parts.settings(folder, tmp_path / f"{layers}-{backend}", compile=backend,
+                                     model=str(tmp_path / f"base-{layers}"), gradient_checkpointing=False)
+            finetune(config_parse(content))
+            logs.append(losses_of(tmp_path / f"{layers}-{backend}"))
+            graphs.append(counters["stats"]["unique_graphs"])
+    finally:
+        AttentionInterface.register(patching.NAME, patching._attention)
+        torch._dynamo.reset()
+    assert graphs[0] == 0 and 0 < graphs[1] == graphs[2]
+    for one, other in zip(*logs[:2]):
+        assert numpy.isclose(float(one["loss"]), float(other["loss"]), rtol=1e-4)
+
+
 def test_training_lowers_the_loss_and_is_reported(folder, tmp_path, capsys):
     content = parts.settings(
         folder, tmp_path / "run", loss={"teacher": False}, optimizer={"rate": 0.02, "warmup": 2},

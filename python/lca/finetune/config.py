@@ -259,7 +259,7 @@ class Config:
     precision: str = _field(_one_of("auto", "float32", "bf16"), "auto")  # auto: bf16 on a GPU
     device: str = _field(_one_of("auto", "cpu"), "auto")
     gradient_checkpointing: bool = _field(_boolean, True)
-    compile: bool = _field(_boolean, False)
+    compile: Any = _field(lambda value, where: value if isinstance(value, bool) else _text(value, where), False)
 
     @property
     def tokens(self) -> int:

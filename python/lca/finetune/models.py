@@ -85,9 +85,22 @@ def student_make(config: Config, folder: pathlib.Path, bf16: bool) -> Student:
         model = _adapted(model, config, bf16)
     student = Student(model, config.loss.chunk, teacher)
     if config.compile:
-        for layer in student.causal.model.layers:
-            layer.compile()
+        _compile(student.causal.model.layers, "inductor" if config.compile is True else config.compile)
     return student
+
+
+def _compile(layers: Any, backend: str) -> None:
+    """Compiles what lies around attention, once for all layers: attention itself knows its layer's number."""
+    from transformers import AttentionInterface
+
+    from lca import patching
+    if backend not in torch._dynamo.list_backends(exclude_tags=()):
+        raise ConfigError(f"compile: torch has no backend {backend}")
+    AttentionInterface.register(patching.NAME, torch.compiler.disable(patching._attention))
+    # One graph for each shape and mode: stages, teacher, evaluation.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    for layer in layers:
+        layer.compile(backend=backend, dynamic=False)
 
 
 def _adapted(model: Any, config: Config, bf16: bool) -> Any:
