@@ -25,6 +25,7 @@ from lca.finetune.checkpoint import folder_written, leftovers_remove  # noqa: E4
 from lca.finetune.config import RECIPES  # noqa: E402
 from lca.finetune.curriculum import Curriculum, Place, rate_at  # noqa: E402
 from lca.finetune.models import student_make  # noqa: E402
+from lca.finetune.report import STEP_COLUMNS, Report, Table  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PACKAGE = pathlib.Path(lca.__file__).parents[1]
@@ -416,3 +417,23 @@ def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
     assert (target / "file").read_text() == "second"
     leftovers_remove(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["result"]
+
+
+def test_a_table_goes_on_after_a_torn_row(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss\n1,0.5\n2,0.25\n3,0.1\n4")
+    table = Table(path, ("step", "loss"), 2)
+    table.add({"step": 3, "loss": 0.125})
+    table.close()
+    assert [list(row.values()) for row in rows_of(path)] == [["1", "0.5"], ["2", "0.25"], ["3", "0.125"]]
+
+
+def test_the_live_line_has_rate_and_time_left(tmp_path, capsys):
+    report = Report(tmp_path, total=10_000, step=4, tokens=2_000, show=True)
+    row = {**dict.fromkeys(STEP_COLUMNS, 0), "step": 5, "stage": 2, "tokens": 4_000, "length": 512, "group": 16,
+           "window": 64, "kl": 0.25, "text": 3.5, "answer": ""}
+    assert report.line(row, 4.0) == (" 40 %  stage 2 step 5  g 16 w 64 n 512  kl 0.2500 text 3.5000  500 tokens/s  "
+                                     "0:12 left")
+    report.step(row, 2_000)
+    report.close()
+    assert "stage 2 step 5" in capsys.readouterr().err
