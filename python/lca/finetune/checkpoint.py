@@ -101,7 +101,9 @@ def checkpoint_save(folder: pathlib.Path, step: int, told: dict[str, Any], model
         (draft / "state.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         torch.save(state, draft / "state.pt")
     for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        gone = old.with_name(old.name + _PART)  # half a checkpoint has no name of one
+        os.rename(old, gone)
+        shutil.rmtree(gone)
 
 
 def checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
