@@ -1,0 +1,313 @@
+"""The run: steps, evaluation, samples, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import math
+import os
+import pathlib
+from typing import Any
+
+import numpy
+import torch
+
+from lca.data import Packed
+from lca.data.tokenizers import tokenizer_open
+from lca.finetune import checkpoint as files
+from lca.finetune.config import Config, ConfigError, plain
+from lca.finetune.curriculum import Curriculum, Step, knobs_last, micro_batches
+from lca.finetune.losses import SUMS, places_of
+from lca.finetune.models import base_folder, result_write, student_make
+from lca.finetune.report import Report
+from lca.patching import override
+
+# What a resumed run may have otherwise: none of it changes the weights.
+_FREE = ("output", "evaluation", "samples", "checkpoint")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    folder: pathlib.Path  #: the adapter or the model
+    steps: int
+    tokens: int
+
+
+def _accelerator(config: Config) -> tuple[Any, bool]:
+    """accelerate's handle on devices and processes, and whether computation is in bf16."""
+    try:
+        import accelerate
+    except ImportError:
+        raise ConfigError("fine-tuning needs accelerate: pip install 'lca[finetune]'") from None
+    on_gpu = torch.cuda.is_available() and config.device != "cpu"
+    bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
+    found = accelerate.Accelerator(cpu=not on_gpu, mixed_precision="bf16" if bf16 else "no")
+    kinds = accelerate.utils.DistributedType
+    if found.distributed_type == kinds.MULTI_CPU and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        # accelerate shards on GPUs alone; the CPU takes the same way through it.
+        found.state.fsdp_plugin = accelerate.utils.FullyShardedDataParallelPlugin()
+        found.state.distributed_type = kinds.FSDP
+    if on_gpu:
+        torch.set_float32_matmul_precision("high")
+    return found, bf16
+
+
+class Trainer:
+    """One run of a configuration."""
+
+    def __init__(self, config: Config, as_json: bool = False, show: bool | None = None) -> None:
+        self.config = config
+        self.output = pathlib.Path(config.output)
+        self.accelerator, bf16 = _accelerator(config)
+        self.main = self.accelerator.is_main_process
+        self.curriculum = Curriculum(config, self.accelerator.process_index, self.accelerator.num_processes)
+        self._held = self._evaluation_rows()
+        self._lock = self._locked() if self.main else None
+        if self.main:
+            base_folder(config, True)
+        self.accelerator.wait_for_everyone()
+        self.base = base_folder(config, False)
+        student = student_make(config, self.base, bf16)
+        vocabulary = student.causal.config.vocab_size
+        if self.curriculum.vocabulary > vocabulary:
+            raise ConfigError(f"the data's tokenizer has {self.curriculum.vocabulary} tokens, the model {vocabulary}; "
+                              "pack the data with the model's tokenizer")
+        self._tokenizer = self._tokenizer_of() if config.samples and self.main else None
+        options = config.optimizer
+        trained = [each for each in student.parameters() if each.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=options.rate, betas=tuple(options.betas),
+                                      weight_decay=options.weight_decay,
+                                      fused=self.accelerator.device.type == "cuda")
+        self.inner = student
+        if student._teacher[0] is not None:
+            student._teacher[0].to(self.accelerator.device)
+        self.student, self.optimizer = self.accelerator.prepare(student, optimizer)
+        self.student.train()
+        self._trained = [each for each in self.student.parameters() if each.requires_grad]
+        self._resume()
+        place = self.curriculum.place
+        self.report = Report(self.output, config.tokens, place.step, place.tokens, as_json, show) if self.main else None
+
+    # --- the beginning ---
+
+    def _locked(self) -> Any:
+        self.output.mkdir(parents=True, exist_ok=True)
+        lock = open(self.output / ".lock", "w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise ConfigError(f"{self.output} is being written by another process") from None
+        for folder in (self.output, self.output / "checkpoints"):
+            files.leftovers_remove(folder)
+        return lock
+
+    def _tokenizer_of(self) -> Any:
+        name = str(self.base) if (self.base / "tokenizer.json").exists() else self.curriculum.tokenizer
+        try:
+            return tokenizer_open(name)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"samples: {error}") from None
+
+    def _resume(self) -> None:
+        found = files.checkpoints(self.output / "checkpoints")
+        if not found:
+            return
+        told = files.checkpoint_read(found[-1])
+        now = plain(self.config)
+        for name, value in now.items():
+            if name not in _FREE and told["config"].get(name) != value:
+                raise ConfigError(f"{self.output} was begun with another {name}; name a new output or use the "
+                                  "configuration it was begun with")
+        self.curriculum.load_state_dict(told["curriculum"])
+        files.checkpoint_load(found[-1], self.student, self._raw_optimizer())
+
+    def _raw_optimizer(self) -> torch.optim.Optimizer:
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def _tensor(self, array: numpy.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.accelerator.device, non_blocking=True)
+
+    # --- a step ---
+
+    def step(self, step: Step) -> None:
+        config, loss = self.config, self.config.loss
+        batch = self.curriculum.rows(step)
+        teach = loss.teacher and loss.text > 0
+        parts = []
+        for part in micro_batches(batch, config.stages[step.stage].micro):
+            ids, positions, kinds = (self._tensor(part[name]) for name in ("ids", "positions", "kinds"))
+            parts.append((ids, positions, places_of(kinds, positions, loss.context and teach)))
+        counts = torch.tensor([[len(p.text) + len(p.context), len(p.text), len(p.answer)] for _, _, p in parts],
+                              dtype=torch.float64).sum(0).float().to(self.accelerator.device)
+        counts = self.accelerator.reduce(counts, "sum")
+        scale = torch.where(counts > 0, self.accelerator.num_processes / counts.clamp(min=1), 0.0)
+        total = torch.zeros(len(SUMS), device=self.accelerator.device)
+        for ids, positions, places in parts:
+            sums = self.student(ids, positions, places, step.knobs, teach)
+            text = sums[0] * scale[0] if teach else sums[1] * scale[1]
+            self.accelerator.backward(loss.text * text + loss.answer * sums[2] * scale[2])
+            total += sums.detach()
+        clip = config.optimizer.clip or math.inf
+        norm = self.accelerator.clip_grad_norm_(self._trained, clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = step.rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._told(step, self.accelerator.reduce(total, "sum").tolist(), counts.tolist(), float(norm), teach)
+
+    def _told(self, step: Step, sums: list[float], counts: list[float], norm: float, teach: bool) -> None:
+        place = self.curriculum.place
+        kl, text, answer = (value / count if count else 0.0 for value, count in zip(sums, counts))
+        loss = self.config.loss
+        whole = loss.text * (kl if teach else text) + loss.answer * answer
+        if not math.isfinite(whole) or not math.isfinite(norm):
+            raise RuntimeError(f"step {place.step}: the loss is {whole}, its gradient {norm}; a lower rate may help. "
+                               f"Checkpoints are in {self.output / 'checkpoints'}")
+        if not self.main:
+            return
+        row = {"step": place.step, "stage": step.stage + 1, "tokens": place.tokens, "length": step.length,
+               **{name: step.knobs[name] for name in ("group", "window", "sink")}, "rate": step.rate, "loss": whole,
+               "kl": kl if teach else "", "text": text if counts[1] else "", "answer": answer if counts[2] else "",
+               "text_tokens": int(counts[1]), "answer_tokens": int(counts[2]), "gradient": norm}
+        self.report.step(row, step.length * self.config.stages[step.stage].batch)
+
+    # --- evaluation and samples ---
+
+    def _evaluation_rows(self) -> dict[str, tuple[Packed, int, int]]:
+        """Sets by name: data, length, rows."""
+        found = {}
+        for name, each in (self.config.evaluation.sets.items() if self.config.evaluation else ()):
+            try:
+                packed = Packed(each.data)
+                length = each.length or packed.row_length
+                if length is None:
+                    raise ValueError("length is missing: the folder has no row length of its own")
+                rows = min(each.rows, packed.row_count(length))
+                if not rows:
+                    raise ValueError(f"{each.data} has no row of {length} tokens")
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"evaluation.sets.{name}: {error}") from None
+            found[name] = packed, length, rows
+        return found
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """Held-out losses by kind, with the settings of the last stage."""
+        knobs, world = knobs_last(self.config.stages[-1]), self.accelerator.num_processes
+        for name, (packed, length, rows) in self._held.items():
+            totals = torch.zeros(len(SUMS) + 2, dtype=torch.float64)
+            size = self.config.evaluation.batch
+            # Every process makes as many passes; one without rows of its own repeats the last row for nothing.
+            for first in range(0, rows, size * world):
+                own = [first + self.accelerator.process_index * size + at for at in range(size)]
+                ids, kinds, starts = zip(*(packed.row(min(row, rows - 1), length) for row in own))
+                kinds = numpy.stack([kind if row < rows else kind * 0 for kind, row in zip(kinds, own)])
+                positions = numpy.stack([_positions(each, length) for each in starts])
+                ids, positions, kinds = (self._tensor(each) for each in (numpy.stack(ids), positions, kinds))
+                places = places_of(kinds, positions)
+                sums = self.student(ids, positions, places, knobs, self.config.loss.teacher)
+                totals[:4] += sums.double().cpu()
+                totals[4:] += torch.tensor([len(places.text), len(places.answer)])
+            totals = self.accelerator.reduce(totals.float().to(self.accelerator.device), "sum").tolist()
+            if self.main:
+                self.report.evaluation(self._evaluation_row(name, *totals))
+        if self.main:
+            self.report.draw()
+
+    def _evaluation_row(self, name: str, kl: float, text: float, answer: float, hits: float, texts: float,
+                        answers: float) -> dict[str, Any]:
+        place = self.curriculum.place
+        row: dict[str, Any] = {"step": place.step, "tokens": place.tokens, "set": name, "text_tokens": int(texts),
+                               "answer_tokens": int(answers), "answer_accuracy": hits / answers if answers else "",
+                               "kl": kl / texts if texts and self.config.loss.teacher else ""}
+        for kind, value, count in (("text", text, texts), ("answer", answer, answers)):
+            row[f"{kind}_loss"] = value / count if count else ""
+            row[f"{kind}_perplexity"] = math.exp(min(value / count, 700)) if count else ""
+        return row
+
+    @torch.no_grad()
+    def sample(self) -> None:
+        """Greedy replies; one process makes them, so a sharded model has none."""
+        if self.accelerator.num_processes > 1:
+            return
+        causal = self.inner.causal
+        causal.eval()
+        try:
+            with override(causal, **knobs_last(self.config.stages[-1])):
+                for prompt in self.config.samples.prompts:
+                    ids = torch.tensor([[*self._tokenizer.begin(), *self._tokenizer.special(prompt)]],
+                                       device=self.accelerator.device)
+                    with self.accelerator.autocast():
+                        made = causal.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                                               max_new_tokens=self.config.samples.tokens)
+                    reply = self._tokenizer.decode(made[0, ids.shape[1]:].tolist())
+                    self.report.sample({"step": self.curriculum.place.step, "prompt": prompt, "reply": reply})
+        finally:
+            causal.train()
+
+    # --- the whole ---
+
+    def save(self) -> None:
+        told = {"config": plain(self.config), "curriculum": self.curriculum.state_dict()}
+        files.checkpoint_save(self.output / "checkpoints", self.curriculum.place.step, told, self.student,
+                              self._raw_optimizer(), self.config.checkpoint.keep, self.main)
+        if self.main:
+            self.report.event("checkpoint", step=self.curriculum.place.step)
+
+    def run(self) -> Result:
+        config, place = self.config, self.curriculum.place
+        if self.main:
+            trained = sum(each.numel() for each in self._trained)
+            sharded = hasattr(self.student, "unshard")
+            self.report.event("start", step=place.step, tokens=place.tokens, total=config.tokens, trained=trained,
+                              processes=self.accelerator.num_processes, sharded=sharded)
+            self.report.say(f"{trained:,} trained weights, {config.tokens:,} tokens"
+                            + (f"; goes on after step {place.step}" if place.step else ""))
+        if config.evaluation and place.step == 0:
+            self.evaluate()
+        while (step := self.curriculum.step()) is not None:
+            if self.main:
+                self.report.resume_clock()
+            self.step(step)
+            self._between()
+        target = result_write(config, self.student, self.inner, self.base, self.main)
+        if self.main:
+            self.report.draw()
+            self.report.event("end", step=place.step, tokens=place.tokens, result=str(target))
+            self.report.say(f"{target}: the result; {self.output / 'curves.svg'}: the curves")
+        return Result(target, place.step, place.tokens)
+
+    def _between(self) -> None:
+        """What is due after a step."""
+        config, step = self.config, self.curriculum.place.step
+        last = self.curriculum.step() is None
+        if config.evaluation and (last or step % config.evaluation.every == 0):
+            self.evaluate()
+        if config.samples and (last or step % config.samples.every == 0):
+            self.sample()
+        if last or step % config.checkpoint.every == 0:
+            self.save()
+            if self.main:
+                self.report.draw()
+
+    def close(self) -> None:
+        if self.main:
+            self.report.close()
+            self._lock.close()
+        self.accelerator.end_training()
+
+
+def _positions(starts: numpy.ndarray, length: int) -> numpy.ndarray:
+    """Each token's place in its document."""
+    found = numpy.arange(length)
+    return found - starts[numpy.searchsorted(starts, found, "right") - 1]
+
+
+def finetune(config: Config, as_json: bool = False, show: bool | None = None) -> Result:
+    """Runs a configuration to its end, or goes on with one that was interrupted."""
+    trainer = Trainer(config, as_json, show)
+    try:
+        return trainer.run()
+    finally:
+        trainer.close()
