@@ -3,6 +3,7 @@
 
     scripts/python.py              everything: package, tests, wheel in a clean environment
     scripts/python.py --build      only the package: build/python/python
+    scripts/python.py --environment  only the environment of the tests
     scripts/python.py --oldest     with the oldest torch and transformers it supports
     scripts/python.py [-- ARGS…]   arguments for pytest, instead of the wheel's test
 
@@ -148,6 +149,7 @@ def test_wheel(python, clean):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--environment", action="store_true", help="make the environment of the tests and stop")
     options.add_argument("--build", action="store_true", help="build the package and stop")
     options.add_argument("--oldest", action="store_true", help="test with the oldest versions of others' packages")
     options.add_argument("pytest", nargs="*", help="arguments for pytest")
@@ -157,6 +159,8 @@ def main():
     lines = REQUIREMENTS["oldest" if args.oldest else "newest"].read_text().splitlines()
     words = [line for line in lines if line and not line.startswith("#")]
     inside = environment(python, version, words, "python-venv")
+    if args.environment:
+        return 0
     say("build")
     if not build(inside):
         say("0 passed, 1 failed, 0 skipped")
