@@ -33,6 +33,7 @@ struct PrefillBackward {
   GradRows q_nope, q_rope;
   KeyGrads exact, groups;
   float* dbias = nullptr;  ///< [rows][KV], as Prefill::bias; null: not wanted
+  int blocks = 0;          ///< thread blocks that the fast kernels use at most; 0: the whole GPU
 };
 
 /// Whether the Hopper kernels cover these widths and alignments; everything else is portable.

@@ -16,6 +16,16 @@ constexpr int producer_registers(int consumer) {
   return 168 * (kBackwardConsumers + 1) - kBackwardConsumers * consumer;
 }
 
+// --- who waits for whom --------------------------------------------------------------------------
+// Everything that one thread writes to shared memory and another reads is ordered by an mbarrier.
+
+/// One lane arrives for its warp, after all lanes have come this far: without that another lane
+/// might still read what is given away here.
+__device__ __forceinline__ void warp_arrive(Barrier& barrier) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) barrier.arrive();
+}
+
 /// Position in a ring: slot and phase.
 template <int Slots>
 struct RingPhase {
@@ -29,6 +39,92 @@ struct RingPhase {
   }
 };
 
+/// Items of work in shared memory: one is worked on, the next one lies ready. An item without rows
+/// ends the work.
+template <typename Item>
+struct ItemQueue {
+  Item items[2];
+  Barrier full[2], empty[2];
+
+  /// `readers` arrivals give an item back.
+  __device__ __forceinline__ void init(int readers) {
+    for (int i = 0; i < 2; ++i) {
+      full[i].init(1);
+      empty[i].init(readers);
+    }
+  }
+
+  /// Called by one thread: the block's own item first, then what `counter` hands out.
+  template <typename Fill>
+  __device__ __forceinline__ void serve(int count, int* counter, Fill fill) {
+    int index = blockIdx.x;
+    for (std::uint32_t k = 0;; ++k) {
+      const bool real = index < count;
+      const int next = real ? gridDim.x + atomicAdd(counter, 1) : index;
+      Item& item = items[k & 1];
+      empty[k & 1].wait((k >> 1 & 1) ^ 1);
+      if (real) {
+        fill(index, item);
+      } else {
+        item.rows = 0;
+      }
+      full[k & 1].arrive();
+      if (!real) return;
+      index = next;
+    }
+  }
+
+  /// Waits for item k, which its readers give back with an arrival at `done(k)`.
+  __device__ __forceinline__ const Item& wait(std::uint32_t k) {
+    full[k & 1].wait(k >> 1 & 1);
+    return items[k & 1];
+  }
+  __device__ __forceinline__ Barrier& done(std::uint32_t k) { return empty[k & 1]; }
+};
+
+/// Rows of a stage that are not the document's, as the producer tells the consumers: even a
+/// probability of zero does not cancel a NaN. All consumers clear them together and meet before
+/// anything multiplies. Meetings are rare, so the producer counts their phases.
+class ClearNote {
+ public:
+  static constexpr std::int32_t kNone = -1;
+
+  /// Of `rows` rows those in [begin, end) stay.
+  __device__ __forceinline__ std::int32_t next(int begin, int end, int rows) {
+    if (begin == 0 && end == rows) return kNone;
+    const std::int32_t note = begin | end << 8 | phase_ << 16;
+    phase_ ^= 1;
+    return note;
+  }
+  __device__ __forceinline__ static int begin(std::int32_t note) { return note & 0xff; }
+  __device__ __forceinline__ static int end(std::int32_t note) { return note >> 8 & 0xff; }
+
+  /// Consumers come here after their writes, which wgmma will read.
+  __device__ __forceinline__ static void meet(std::int32_t note, Barrier& cleared) {
+    async_proxy_fence();
+    warp_arrive(cleared);
+    cleared.wait(note >> 16);
+  }
+
+ private:
+  std::int32_t phase_ = 0;
+};
+
+/// Clears rows outside the note's of panels of 64 columns; all consumers call it. Swizzling moves
+/// bytes within a row only.
+template <int Rows, int Columns>
+__device__ __forceinline__ void rows_clear(unsigned char* panels, std::int32_t note) {
+  static_assert(Rows < 256);
+  const int begin = ClearNote::begin(note), end = ClearNote::end(note);
+  for (int i = threadIdx.x - 128; i < Rows * Columns / 8; i += 128 * kBackwardConsumers) {
+    const int row = i / 8 % Rows;
+    if (row >= begin && row < end) continue;
+    reinterpret_cast<uint4*>(panels)[i] = uint4{0, 0, 0, 0};
+  }
+}
+
+// --- loads, products and results -----------------------------------------------------------------
+
 /// Loads `Columns` columns of `Rows` rows of one head in panels of 64 columns.
 template <int Rows, int Columns>
 __device__ __forceinline__ void panels_load(const CUtensorMap& map, LoadBarrier& full,
@@ -38,17 +134,6 @@ __device__ __forceinline__ void panels_load(const CUtensorMap& map, LoadBarrier&
   for (int c = 0; c < Columns; c += 64) {
     cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<std::uint64_t*>(&full), kHint,
                                  to + c * Rows * 2, c, head, row);
-  }
-}
-
-/// Clears rows outside [begin, end) of panels of 64 columns; all 128 threads of a warp group call
-/// it. Swizzling moves bytes within a row only. The caller fences and meets.
-template <int Rows, int Columns>
-__device__ __forceinline__ void rows_clear(unsigned char* panels, int begin, int end) {
-  for (int i = threadIdx.x & 127; i < Rows * Columns / 8; i += 128) {
-    const int row = i / 8 % Rows;
-    if (row >= begin && row < end) continue;
-    reinterpret_cast<uint4*>(panels)[i] = uint4{0, 0, 0, 0};
   }
 }
 
