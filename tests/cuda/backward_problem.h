@@ -38,8 +38,10 @@ struct Gradient {
 
 class BackwardProblem {
  public:
-  /// Of the case, runs begin at 0; `fused` and `shift` apply to gradients too.
-  explicit BackwardProblem(const PrefillCase& c) : case_(c), random_(c.seed * 6007 + 5) {
+  /// Of the case, runs begin at 0; `fused` and `shift` apply to gradients too. `blocks` as in
+  /// PrefillBackward.
+  explicit BackwardProblem(const PrefillCase& c, int blocks = 0)
+      : case_(c), blocks_(blocks), random_(c.seed * 6007 + 5) {
     const bool mla = c.form == Form::mla;
     nope_ = mla ? c.d_nope : 0;
     key_heads_ = mla ? c.heads : c.kv_heads;
@@ -389,6 +391,7 @@ class BackwardProblem {
     problem.groups = {grad(kGroupNope), grad(kGroupRope), grad(kGroupValue)};
     DeviceArray<float> dbias(nan_float(group_rows_ * c.kv_heads));
     problem.dbias = dbias.data();
+    problem.blocks = blocks_;
 
     cuda::Buffer workspace(cuda::backward_workspace_bytes(problem, runs_, kernels));
     cuda::check(cudaMemset(workspace.as<void>(), 0xff, workspace.bytes()), "poisoning");
@@ -470,6 +473,7 @@ class BackwardProblem {
   static constexpr float kConstantBias = 1.75f;
 
   PrefillCase case_;
+  int blocks_ = 0;
   Random random_;
   std::int64_t nope_ = 0, key_heads_ = 0, rope_heads_ = 0;
   std::int64_t query_rows_ = 0, exact_rows_ = 0, group_rows_ = 0;
