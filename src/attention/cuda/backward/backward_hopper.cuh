@@ -141,6 +141,9 @@ __device__ __forceinline__ void panels_load(const CUtensorMap& map, LoadBarrier&
 template <int N, int Columns, int ARows, int BRows>
 __device__ __forceinline__ void product_panels(float (&s)[N / 2], std::uint32_t a, std::uint32_t b,
                                                bool add) {
+  // A stays for many products: its descriptors are made anew each time, a loop would keep them in
+  // registers that are needed elsewhere.
+  asm volatile("" : "+r"(a));
 #pragma unroll
   for (int c = 0; c < Columns; c += 16) {
     const int panel = c / 64 * 128, inside = (c & 63) * 2;
