@@ -77,6 +77,7 @@ shared=(
   CudaCondense.EqualAndHugeScoresStayNumbersAndTiesGoToTheFirst
   CudaQueryMeans.RopeRotatesQueriesInPlaceAndMeansAreOfRotatedOnes
   CudaGroups.PagesGiveBackWhatWasAppendedWithinTheirPrecision
+  'Shapes/CudaBackwardBlocks.*'
   'CudaDecode.TwoStepsOfEveryPortableKernel/*'
   'CudaDecode.FewBlocksAlone/*'
   'CudaDecode.FewBlocksInPairs/*'

@@ -20,14 +20,14 @@ TEST_P(CudaBackwardLong, EveryTileOfLongColumnsCountsOnce) {
 constexpr std::int64_t kK = 1024;
 constexpr Form kM = Form::mla, kG = Form::gqa;
 
-// Few heads make columns that are cut into slices, more heads or documents whole ones.
+// With few heads columns of representatives are cut into slices, with more they are not.
 INSTANTIATE_TEST_SUITE_P(
     Shapes, CudaBackwardLong,
     testing::Values(
         LongCase{"mla_8k", kM, 2, 1, 0, 16, 1024, 4, {8 * kK}, false, true, true},
         LongCase{"mla_32k_entry", kM, 2, 1, 0, 16, 1024, 0, {32 * kK - 5}, true, false, true},
         LongCase{"mla_128k", kM, 2, 1, 0, 16, 1024, 0, {128 * kK}, false, false, true},
-        LongCase{"mla_128k_uncut", kM, 5, 1, 0, 16, 1024, 0, {128 * kK}, false, false, false},
+        LongCase{"mla_64k_uncut", kM, 3, 1, 0, 4, 1024, 0, {64 * kK + 3}, false, false, false},
         LongCase{"mla_documents",
                  kM,
                  2,
@@ -44,6 +44,7 @@ INSTANTIATE_TEST_SUITE_P(
                  false, false, false},
         LongCase{"gqa64_32k", kG, 4, 2, 64, 4, 512, 16, {32 * kK}, false, true, true},
         LongCase{"gqa64_128k", kG, 6, 2, 64, 16, 1024, 0, {128 * kK + 1}, false, false, true},
+        LongCase{"gqa64_128k_uncut", kG, 5, 5, 64, 16, 1024, 0, {128 * kK}, false, false, false},
         LongCase{"gqa128_8k", kG, 4, 2, 128, 8, 256, 4, {8 * kK}, true, true, true},
         LongCase{"gqa128_32k_batch",
                  kG,

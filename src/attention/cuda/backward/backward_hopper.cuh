@@ -10,6 +10,8 @@ namespace lca::cuda {
 
 inline constexpr int kBackwardConsumers = 2;  ///< warp groups that multiply
 inline constexpr int kBackwardThreads = 128 * (kBackwardConsumers + 1);
+inline constexpr int kConsumerThreads = 128 * kBackwardConsumers;
+inline constexpr int kConsumerWarps = 4 * kBackwardConsumers;
 /// What the producer gives up is what the consumers take: 168 registers each at the start. With
 /// more in all the last warp group would wait for ever.
 constexpr int producer_registers(int consumer) {
@@ -18,9 +20,11 @@ constexpr int producer_registers(int consumer) {
 
 // --- who waits for whom --------------------------------------------------------------------------
 // Everything that one thread writes to shared memory and another reads is ordered by an mbarrier.
+// What lanes read or wrote by themselves every lane gives away with an arrival of its own. After
+// __syncwarp one lane could speak for all, but racecheck takes an arrival for its own thread's
+// alone and reports a hazard with everything the other lanes did; the time is the same.
 
-/// One lane arrives for its warp, after all lanes have come this far: without that another lane
-/// might still read what is given away here.
+/// One lane arrives for its warp: gives away what only products have read.
 __device__ __forceinline__ void warp_arrive(Barrier& barrier) {
   __syncwarp();
   if ((threadIdx.x & 31) == 0) barrier.arrive();
@@ -102,7 +106,7 @@ class ClearNote {
   /// Consumers come here after their writes, which wgmma will read.
   __device__ __forceinline__ static void meet(std::int32_t note, Barrier& cleared) {
     async_proxy_fence();
-    warp_arrive(cleared);
+    cleared.arrive();
     cleared.wait(note >> 16);
   }
 
@@ -116,7 +120,7 @@ template <int Rows, int Columns>
 __device__ __forceinline__ void rows_clear(unsigned char* panels, std::int32_t note) {
   static_assert(Rows < 256);
   const int begin = ClearNote::begin(note), end = ClearNote::end(note);
-  for (int i = threadIdx.x - 128; i < Rows * Columns / 8; i += 128 * kBackwardConsumers) {
+  for (int i = threadIdx.x - 128; i < Rows * Columns / 8; i += kConsumerThreads) {
     const int row = i / 8 % Rows;
     if (row >= begin && row < end) continue;
     reinterpret_cast<uint4*>(panels)[i] = uint4{0, 0, 0, 0};

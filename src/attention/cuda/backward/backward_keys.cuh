@@ -44,8 +44,8 @@ struct KeysShared {
   alignas(1024) unsigned char dout[C::kStages][C::kDoutBytes];
   alignas(128) float lse[C::kStages][C::kTile];
   alignas(128) float delta[C::kStages][C::kTile];
-  float bias[kKeyBlock];                  // in powers of two
-  float2 sums[128 * kBackwardConsumers];  // dbias: each thread its two rows
+  float bias[kKeyBlock];          // in powers of two
+  float2 sums[kConsumerThreads];  // dbias: each thread its two rows
   TileNote notes[C::kStages];
   ItemQueue<KeyItem> queue;
   LoadBarrier keys_full, values_full, tile_full[C::kStages];
@@ -77,7 +77,7 @@ class KeysConsumer {
       } else {
         write_partial(item);
       }
-      warp_arrive(shared_.queue.done(k));
+      shared_.queue.done(k).arrive();
     }
   }
 
@@ -270,7 +270,7 @@ class KeysConsumer {
       cute::warpgroup_wait<0>();
       accumulators_fence(dk_);
       if constexpr (!kTight) accumulators_fence(dv_);
-      warp_arrive(shared_.tile_empty[slot]);
+      shared_.tile_empty[slot].arrive();
       if (kTight) probabilities_pack();
     }
     dprobabilities_issue();
@@ -284,7 +284,7 @@ class KeysConsumer {
     cute::warpgroup_wait<0>();
     accumulators_fence(dv_);
     accumulators_fence(dk_);
-    warp_arrive(shared_.tile_empty[ring_.slot]);
+    shared_.tile_empty[ring_.slot].arrive();
     ring_.next();
   }
 

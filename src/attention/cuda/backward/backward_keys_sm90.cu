@@ -92,17 +92,16 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   extern __shared__ unsigned char memory[];
   auto& shared = shared_place<KeysShared<C>>(memory);
   if (threadIdx.x == 0) {
-    constexpr int kWarps = 4 * kBackwardConsumers;
     shared.keys_full.init(1);
-    shared.keys_empty.init(kWarps);
+    shared.keys_empty.init(kConsumerWarps);
     shared.values_full.init(1);
-    shared.values_empty.init(kWarps);
+    shared.values_empty.init(kConsumerWarps);
     for (int i = 0; i < C::kStages; ++i) {
       shared.tile_full[i].init(1);
-      shared.tile_empty[i].init(kWarps);
+      shared.tile_empty[i].init(kConsumerThreads);
     }
-    shared.cleared.init(kWarps);
-    shared.queue.init(kWarps + 1);
+    shared.cleared.init(kConsumerThreads);
+    shared.queue.init(kConsumerThreads + 1);
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();

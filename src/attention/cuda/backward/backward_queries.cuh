@@ -85,7 +85,7 @@ class QueriesConsumer {
       if (tile.rows == 0) return;
       multiply(tile, k);
       write(tile);
-      warp_arrive(shared_.queue.done(k));
+      shared_.queue.done(k).arrive();
     }
   }
 
@@ -274,7 +274,7 @@ class QueriesConsumer {
       cute::warpgroup_wait<0>();  // dP(n), and dQ(n − 1)
       accumulators_fence(dp());
       accumulators_fence(dq_);
-      if (n > 0) warp_arrive(shared_.key_empty[before]);
+      if (n > 0) shared_.key_empty[before].arrive();
       before = keys_ring_.slot;
       warp_arrive(shared_.value_empty[values_ring_.slot]);
       if (C::kEntry && n > 0 && n == far) rotate_back(tile);
@@ -294,14 +294,14 @@ class QueriesConsumer {
     accumulators_fence(dp());
     accumulators_fence(dq_);
     warp_arrive(shared_.dout_empty);
-    if (blocks > 1) warp_arrive(shared_.key_empty[before]);
+    if (blocks > 1) shared_.key_empty[before].arrive();
     warp_arrive(shared_.value_empty[values_ring_.slot]);
     if (C::kEntry && blocks > 1 && blocks - 1 == far) rotate_back(tile);
     differentiate();
     dqueries_issue(keys_ring_.slot, blocks > 1);
     cute::warpgroup_wait<0>();
     accumulators_fence(dq_);
-    warp_arrive(shared_.key_empty[keys_ring_.slot]);
+    shared_.key_empty[keys_ring_.slot].arrive();
     keys_ring_.next();
     values_ring_.next();
   }

@@ -113,10 +113,10 @@ __device__ __forceinline__ void queries_load_bias(const QueriesParams& p,
           shared.bias[ring.slot][c] = __ldg(bias + at * p.bias_heads) * kLog2e;
         }
       }
-      warp_arrive(shared.key_full[ring.slot]);
+      shared.key_full[ring.slot].arrive();
       ring.next();
     }
-    warp_arrive(shared.queue.done(k));
+    shared.queue.done(k).arrive();
   }
 }
 
@@ -130,21 +130,20 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   auto& shared = shared_place<QueriesShared<C>>(memory);
   const bool biased = params.bias != nullptr;
   if (threadIdx.x == 0) {
-    constexpr int kWarps = 4 * kBackwardConsumers;
     shared.query_full.init(1);
-    shared.query_empty.init(kWarps);
+    shared.query_empty.init(kConsumerWarps);
     shared.dout_full.init(1);
-    shared.dout_empty.init(kWarps);
+    shared.dout_empty.init(kConsumerWarps);
     for (int i = 0; i < C::kKeyStages; ++i) {
-      shared.key_full[i].init(biased ? 2 : 1);
-      shared.key_empty[i].init(kWarps);
+      shared.key_full[i].init(biased ? 33 : 1);
+      shared.key_empty[i].init(kConsumerThreads);
     }
     for (int i = 0; i < C::kValueStages; ++i) {
       shared.value_full[i].init(1);
-      shared.value_empty[i].init(kWarps);
+      shared.value_empty[i].init(kConsumerWarps);
     }
-    shared.cleared.init(kWarps);
-    shared.queue.init(kWarps + (biased ? 2 : 1));
+    shared.cleared.init(kConsumerThreads);
+    shared.queue.init(kConsumerThreads + (biased ? 33 : 1));
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
