@@ -1,0 +1,90 @@
+"""Operators as a whole beside their halves, and what happens on the way to their kernels."""
+
+import pytest
+from conftest import SMALL, VARIANTS, difference, gqa_arrays, mla_arrays
+
+torch = pytest.importorskip("torch")
+import lca  # noqa: E402
+from test_torch import backward, events_of, mla_tensors, needs_cpu, tensors, torch_knobs  # noqa: E402
+
+
+def mla_by_halves(q_nope, q_rope, c, k_rope, w_uk, w_uv, k_nope, v, **knobs):
+    rep_c, rep_k_rope, bias = lca.mla_condense(q_nope, q_rope, c, k_rope, w_uk, **knobs)
+    up = lambda weight: torch.einsum("bmc,hdc->bmhd", rep_c, weight)
+    return lca.mla_attend(q_nope, q_rope, k_nope, k_rope, v, up(w_uk), rep_k_rope, up(w_uv), bias, **knobs)
+
+
+@pytest.mark.parametrize("backend, dtype, limit", [
+    ("reference", torch.float64, 1e-12), pytest.param("cpu", torch.float32, 1e-5, marks=needs_cpu)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_halves_compose_to_the_whole(variant, backend, dtype, limit):
+    knobs = {**torch_knobs(variant, 8), "backend": backend}
+    inputs = tensors(gqa_arrays(), dtype, False)
+    whole = backward(lambda *x: lca.attention(*x, **knobs), inputs)
+    halves = backward(lambda *x: lca.attend(*x, *lca.condense(*x, **knobs), **knobs), inputs)
+    for one, other in zip([whole[0], *whole[1]], [halves[0], *halves[1]]):
+        assert difference(one, other) < limit
+
+
+@pytest.mark.parametrize("backend, dtype, limit", [
+    ("reference", torch.float64, 1e-12), pytest.param("cpu", torch.float32, 1e-5, marks=needs_cpu)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_halves_of_mla_compose_to_the_whole(variant, backend, dtype, limit):
+    knobs = {**torch_knobs(variant, 4), "backend": backend}
+    inputs = mla_tensors(mla_arrays(), dtype)
+    whole = backward(lambda *x: lca.mla_attention(*x[:6], k_nope=x[6], v=x[7], **knobs), inputs)
+    halves = backward(lambda *x: mla_by_halves(*x, **knobs), inputs)
+    for one, other in zip([whole[0], *whole[1]], [halves[0], *halves[1]]):
+        assert difference(one, other) < limit
+
+
+@pytest.mark.parametrize("frozen", range(8))
+def test_gradients_do_not_depend_on_which_others_are_wanted(frozen):
+    inputs = mla_tensors(mla_arrays())
+    run = lambda *x: lca.mla_attention(*x[:6], k_nope=x[6], v=x[7], mass="score", **SMALL)
+    _, truth = backward(run, inputs)
+    held = inputs[frozen]
+    free = inputs[:frozen] + inputs[frozen + 1:]
+    _, ours = backward(lambda *x: run(*x[:frozen], held, *x[frozen:]), free)
+    for one, other in zip(ours, truth[:frozen] + truth[frozen + 1:]):
+        assert torch.equal(one, other)
+    _, alone = backward(lambda x: run(*inputs[:frozen], x, *inputs[frozen + 1:]), [held])
+    assert torch.equal(alone[0], truth[frozen])
+
+
+def test_a_short_sequence_has_gradients_without_representatives():
+    inputs = mla_tensors(mla_arrays(tokens=6))
+    _, grads = backward(lambda *x: lca.mla_attention(*x[:6], k_nope=x[6], v=x[7], **SMALL), inputs)
+    _, truth = backward(lambda *x: lca.mla_attention(*x[:6], k_nope=x[6], v=x[7], method="dense", **SMALL), inputs)
+    for one, other in zip(grads, truth):
+        assert torch.equal(one, other)
+
+
+class EveryOperator(torch.utils._python_dispatch.TorchDispatchMode):
+    """Sees every operator below autograd."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.names.append(function._schema.name)
+        return function(*arguments, **(keywords or {}))
+
+
+def test_a_dispatch_mode_sees_the_operators_and_changes_nothing():
+    inputs = tensors(gqa_arrays())
+    run = lambda *x: lca.attention(*x, mass="score", **SMALL)
+    truth = backward(run, inputs)
+    with EveryOperator() as seen:
+        ours = backward(run, inputs)
+    assert "lca::attention" in seen.names and "lca::attention_backward" in seen.names
+    for one, other in zip([ours[0], *ours[1]], [truth[0], *truth[1]]):
+        assert torch.equal(one, other)
+
+
+def test_autograd_adds_up_no_tensors():
+    inputs = [x.requires_grad_() for x in mla_tensors(mla_arrays(), torch.float32)]
+    out = lca.mla_attention(*inputs[:6], k_nope=inputs[6], v=inputs[7], mass="score", **SMALL)
+    events = events_of(lambda: torch.autograd.grad(out, inputs, torch.ones_like(out)))
+    assert not {"aten::add", "aten::add_"} & set(events)
