@@ -316,9 +316,14 @@ def test_errors_are_the_librarys_own_lines():
         lca.attend(q, k, v, None, None, None, **SMALL)
 
 
-def test_python_ends_without_a_word_while_plans_are_known():
-    program = ("import torch, lca\nq = torch.randn(1, 60, 2, 8, requires_grad=True)\n"
-               "lca.attention(q, q, q, group=4, window=8).sum().backward()\nkept = lca._torch._plan\n")
+GPU_TOO = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+@pytest.mark.parametrize("device", GPU_TOO)
+def test_python_ends_without_a_word_whatever_the_gpu_has_run(device):
+    kind = "bfloat16" if device == "cuda" else "float32"
+    program = (f"import torch, lca\nq = torch.randn(1, 60, 2, 64, device='{device}', dtype=torch.{kind}).requires_grad_()\n"
+               "lca.attention(q, q, q, group=4, window=8).sum().backward()\n")
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

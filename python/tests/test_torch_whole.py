@@ -88,3 +88,81 @@ def test_autograd_adds_up_no_tensors():
     out = lca.mla_attention(*inputs[:6], k_nope=inputs[6], v=inputs[7], mass="score", **SMALL)
     events = events_of(lambda: torch.autograd.grad(out, inputs, torch.ones_like(out)))
     assert not {"aten::add", "aten::add_"} & set(events)
+
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def gpu_inputs(mla):
+    if not mla:
+        return [x.bfloat16().cuda() for x in tensors(gqa_arrays(tokens=300, width=64, value=64), grad=False)]
+    arrays = mla_arrays(tokens=300, heads=4, nope=128, rope=64, latent=512, value=128)
+    inputs = mla_tensors((*arrays[:4], arrays[4] / 20, arrays[5] / 20))
+    return [x.bfloat16().cuda() for x in inputs]
+
+
+def whole_of(mla, **knobs):
+    if mla:
+        return lambda *x: lca.mla_attention(*x[:6], k_nope=x[6], v=x[7], **knobs)
+    return lambda *x: lca.attention(*x, **knobs)
+
+
+def gradients(run, inputs):
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = run(*leaves)
+    torch.manual_seed(5)
+    return [out.detach(), *torch.autograd.grad(out, leaves, torch.randn(out.shape, device=out.device).to(out.dtype))]
+
+
+@cuda
+@pytest.mark.parametrize("variant", ["training", "select and mass by score", "entry positions", "best head"])
+@pytest.mark.parametrize("mla", [False, True])
+def test_the_gpu_gives_the_same_whole_and_in_halves(mla, variant):
+    knobs, inputs = torch_knobs(variant, 64), gpu_inputs(mla)
+    halves = (lambda *x: mla_by_halves(*x, **knobs)) if mla else \
+        (lambda *x: lca.attend(*x, *lca.condense(*x, **knobs), **knobs))
+    whole, halves = gradients(whole_of(mla, **knobs), inputs), gradients(halves, inputs)
+    assert torch.equal(whole[0], halves[0])
+    for one, other in zip(whole, halves):
+        assert difference(one.double().cpu(), other.double().cpu()) < 2e-2
+
+
+@cuda
+@pytest.mark.parametrize("mla", [False, True])
+def test_deterministic_gradients_of_the_whole_repeat(mla):
+    inputs = gpu_inputs(mla)
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = [gradients(whole_of(mla, mass="score", **SMALL), inputs) for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for result in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(result, results[0]))
+
+
+@cuda
+@pytest.mark.parametrize("mla", [False, True])
+def test_nothing_waits_for_the_gpu(mla):
+    inputs = [x.requires_grad_() for x in gpu_inputs(mla)]
+    run = whole_of(mla, **SMALL)
+    grad = torch.ones_like(run(*inputs))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.autograd.grad(run(*inputs), inputs, grad)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@cuda
+def test_gradients_on_another_stream_of_the_gpu_are_the_same():
+    inputs = gpu_inputs(True)
+    truth = gradients(whole_of(True, **SMALL), inputs)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late = [x + 0 for x in inputs]  # seen only by what follows on this stream
+        ours = gradients(whole_of(True, **SMALL), late)
+    torch.cuda.current_stream().wait_stream(stream)
+    for one, other in zip(ours, truth):
+        assert difference(one.double().cpu(), other.double().cpu()) < 1e-2
