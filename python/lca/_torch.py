@@ -49,8 +49,7 @@ def _plan(q_nope, q_rope, positional, semantic, value, knobs):
     if cu_seqlens is not None and cu_seqlens.dtype != torch.int32:
         raise ValueError(f"cu_seqlens must be int32, not {str(cu_seqlens.dtype).removeprefix('torch.')}")
     return _lca.plan_of(q_nope, q_rope, positional, semantic, value, settings, scale, _values(cu_seqlens),
-                        _values(rope_frequencies) or (), rope_layout, backend,
-                        torch.are_deterministic_algorithms_enabled())
+                        _values(rope_frequencies) or (), rope_layout, backend)
 
 
 def _bias_dtype(tensor):

@@ -108,8 +108,8 @@ void condense_backward(const Plan& plan, const nb::sequence& inputs, const nb::s
   const DenseValues bias("the gradient of rep_bias", plan.view(given[2]), plan.batch,
                          bias_count(plan));
   const CondenseViews to(plan, into);
-  const bool together = in.packs(plan) && out.packs(plan) && to.packs(plan) &&
-                        plan.packs({&positional, &semantic});
+  const bool together =
+      in.packs(plan) && out.packs(plan) && to.packs(plan) && plan.packs({&positional, &semantic});
   if (!add && !together && !to.w_uk.tensor.empty()) {
     // w_uk is one for the batch: calls for each entry would overwrite each other's gradient.
     for (nb::handle grad : into) {
@@ -119,10 +119,10 @@ void condense_backward(const Plan& plan, const nb::sequence& inputs, const nb::s
   }
   plan.run(OperatorPart::condense_backward, together,
            [&](const OperatorSpec& spec, std::int64_t at, const OperatorPlace& place) {
-             operator_condense_backward(spec, in.inputs(at), out.outputs(at),
-                                        {semantic.entry(at), positional.entry(at), bias.floats(at),
-                                         bias.doubles(at)},
-                                        to.grads(at, add), place);
+             operator_condense_backward(
+                 spec, in.inputs(at), out.outputs(at),
+                 {semantic.entry(at), positional.entry(at), bias.floats(at), bias.doubles(at)},
+                 to.grads(at, add), place);
            });
 }
 
@@ -216,8 +216,7 @@ std::shared_ptr<const Plan> plan_of(nb::handle q_nope_, nb::handle q_rope_, nb::
                                     nb::handle semantic_, nb::handle value_,
                                     const std::string& settings, double scale, const Starts& starts,
                                     const std::vector<double>& frequencies,
-                                    const std::string& rope_layout, const std::string& backend,
-                                    bool deterministic) {
+                                    const std::string& rope_layout, const std::string& backend) {
   const MaybeView q_nope = view_of(q_nope_), q_rope = view_of(q_rope_);
   const MaybeView positional = view_of(positional_), semantic = view_of(semantic_);
   const MaybeView value = view_of(value_);
@@ -247,7 +246,6 @@ std::shared_ptr<const Plan> plan_of(nb::handle q_nope_, nb::handle q_rope_, nb::
   spec.tokens = q_rope->shape[1];
   spec.starts = starts;
   spec.device = q_rope->device;
-  spec.deterministic = deterministic && q_rope->on_gpu;
   if (backend == "auto") {
     spec.backend = q_rope->on_gpu                ? Backend::cuda
                    : q_rope->dtype == DType::f64 ? Backend::reference
@@ -291,8 +289,7 @@ void operators_bind(nb::module_& module) {
           "group", [](const Plan& plan) { return plan.entry.layer.settings.group; },
           "Tokens of a representative.")
       .def_prop_ro(
-          "has_bias",
-          [](const Plan& plan) { return plan.entry.layer.settings.mass != Mass::none; },
+          "has_bias", [](const Plan& plan) { return plan.entry.layer.settings.mass != Mass::none; },
           "Whether rep_bias is more than zeros.")
       .def_prop_ro(
           "has_bias_grad",
@@ -302,7 +299,7 @@ void operators_bind(nb::module_& module) {
              nb::arg("positional"), nb::arg("semantic").none(), nb::arg("value").none(),
              nb::arg("settings"), nb::arg("scale"), nb::arg("starts").none(),
              nb::arg("frequencies"), nb::arg("rope_layout"), nb::arg("backend"),
-             nb::arg("deterministic"), "The plan of a call with these tensors of PyTorch.");
+             "The plan of a call with these tensors of PyTorch.");
   module.def("plan", &plan_of_dims, nb::arg("mla"), nb::arg("dims"), nb::arg("settings"),
              nb::arg("scale"), nb::arg("frequencies"), nb::arg("rope_layout"), nb::arg("batch"),
              nb::arg("tokens"), nb::arg("starts").none(), nb::arg("backend"),

@@ -88,7 +88,6 @@ std::string plan_key(const PlanSpec& spec) {
   if (spec.starts) put_all(*spec.starts);
   put(spec.backend);
   put(spec.device);
-  put(spec.deterministic);
   put(spec.portable);
   return key;
 }
@@ -108,20 +107,11 @@ Backend backend_parse(const std::string& name) {
 }
 
 Plan::Plan(const PlanSpec& spec)
-    : batch(spec.batch),
-      backend(spec.backend),
-      device(spec.device),
-      deterministic(spec.deterministic),
-      portable(spec.portable) {
+    : batch(spec.batch), backend(spec.backend), device(spec.device), portable(spec.portable) {
   LayerSpec& layer = entry.layer;
   const auto& dims = spec.dims;
-  layer.shape = {spec.mla ? Form::mla : Form::gqa,
-                 dims[0],
-                 dims[1],
-                 dims[2],
-                 dims[3],
-                 dims[4],
-                 dims[5]};
+  layer.shape = {
+      spec.mla ? Form::mla : Form::gqa, dims[0], dims[1], dims[2], dims[3], dims[4], dims[5]};
   layer.settings = settings_parse(spec.settings);
   layer.scale = spec.scale;
   if (spec.rope_layout != "half" && spec.rope_layout != "adjacent") {
@@ -146,7 +136,6 @@ OperatorPlace Plan::place() const {
   OperatorPlace place;
   place.backend = backend;
   place.device = device;
-  place.deterministic = deterministic;
   place.portable = portable;
   return place;
 }

@@ -44,7 +44,6 @@ struct PlanSpec {
   std::optional<std::vector<std::int64_t>> starts;
   Backend backend = Backend::cpu;
   int device = 0;
-  bool deterministic = false;
   bool portable = false;
 };
 
@@ -89,7 +88,6 @@ class Plan {
   std::int64_t batch = 1;
   Backend backend = Backend::cpu;
   int device = 0;
-  bool deterministic = false;
   bool portable = false;
 
  private:

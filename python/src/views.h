@@ -72,8 +72,7 @@ struct SharedView {
 /// The values of a dense tensor, float32 or (reference) float64; null where there is none.
 struct DenseValues {
   /// Throws Error naming the tensor where it does not have `batch` times `count` values.
-  DenseValues(std::string_view name, const MaybeView& view, std::int64_t batch,
-              std::int64_t count);
+  DenseValues(std::string_view name, const MaybeView& view, std::int64_t batch, std::int64_t count);
 
   /// Those of entry `at` of the batch; of all where `at` is negative.
   float* floats(std::int64_t at) const { return f32 && at > 0 ? f32 + at * count : f32; }
