@@ -15,6 +15,7 @@ _library = torch.library.Library("lca", "DEF")
 _BELOW_AUTOGRAD = _C._after_autograd_keyset
 _DEVICES = (_C.DispatchKey.CUDA, _C.DispatchKey.CPU)
 
+
 def empty_grads(inputs, wanted):
     """A tensor for each wanted gradient, in the type of its input; None for others."""
     return [tensor.new_empty(tensor.shape) if want else None for tensor, want in zip(inputs, wanted)]
@@ -26,7 +27,8 @@ def _formula(name, kernel, backward_kernel, inputs, differentiable):
     As torch.library.register_autograd has it, at a third of the time: the schema is not read again in every call,
     and kernels are called directly where nothing lies between them and autograd (no mode, no tracing).
     """
-    operator, backward_operator = getattr(torch.ops.lca, name).default, getattr(torch.ops.lca, name + "_backward").default
+    operator = getattr(torch.ops.lca, name).default
+    backward_operator = getattr(torch.ops.lca, f"{name}_backward").default
 
     def run(below, arguments):
         with _C._AutoDispatchBelowAutograd():

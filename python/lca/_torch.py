@@ -220,7 +220,8 @@ def _wide(tensor):
 
 def _attention_fake(*arguments):
     inputs, (settings, _, cu_seqlens) = arguments[:8], arguments[8:11]
-    return _attention_empty(inputs, _fake_groups(inputs[1], settings, cu_seqlens), int(_call.setting(settings, "group")))
+    groups = _fake_groups(inputs[1], settings, cu_seqlens)
+    return _attention_empty(inputs, groups, int(_call.setting(settings, "group")))
 
 
 def _attention_backward(grad_out, *arguments):

@@ -316,13 +316,19 @@ def test_errors_are_the_librarys_own_lines():
         lca.attend(q, k, v, None, None, None, **SMALL)
 
 
+def test_a_torch_that_shares_no_tensors_is_refused():
+    from lca import _lca
+    with pytest.raises(ValueError, match="2.11 or newer"):
+        _lca.torch_attach(object)
+
+
 GPU_TOO = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 
 
 @pytest.mark.parametrize("device", GPU_TOO)
 def test_python_ends_without_a_word_whatever_the_gpu_has_run(device):
-    kind = "bfloat16" if device == "cuda" else "float32"
-    program = (f"import torch, lca\nq = torch.randn(1, 60, 2, 64, device='{device}', dtype=torch.{kind}).requires_grad_()\n"
+    kind = "bfloat16" if device == "cuda" else "float"
+    program = (f"import torch, lca\nq = torch.randn(1, 60, 2, 64, device='{device}').{kind}().requires_grad_()\n"
                "lca.attention(q, q, q, group=4, window=8).sum().backward()\n")
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
