@@ -38,6 +38,13 @@ def test_halves_of_mla_compose_to_the_whole(variant, backend, dtype, limit):
         assert difference(one, other) < limit
 
 
+def test_numpy_takes_keys_and_values_of_tokens_too():
+    inputs = mla_tensors(mla_arrays(), torch.float32)
+    run = lambda x, **knobs: lca.mla_attention(*x[:6], k_nope=x[6], v=x[7], backend="reference", **knobs, **SMALL)
+    for mass in ("none", "score"):
+        assert difference(run([x.numpy() for x in inputs], mass=mass), run(inputs, mass=mass)) < 1e-6
+
+
 @pytest.mark.parametrize("frozen", range(8))
 def test_gradients_do_not_depend_on_which_others_are_wanted(frozen):
     inputs = mla_tensors(mla_arrays())
