@@ -7,8 +7,8 @@ Rows: our kernels (condense + attend), the same mechanism in eager PyTorch, Flex
 mask over representatives and tokens (our condensation counted on its side too), a Triton kernel (forward
 only; FILE defines `fwd`), dense attention by every SDPA backend there is. DeepSeek-V2-Lite's layer without the
 products that make keys and values of tokens; then SmolLM2's, 8K tokens, batch 8. Times are medians in ms, as
-launched from Python and (gpu) replayed as a CUDA graph; memory is the peak in GiB with inputs and gradients. OUT.json is written after every row. Needs the lca package
-and PyTorch."""
+launched from Python, (gpu) replayed as a CUDA graph, and (host) until a call on an idle GPU returns; memory is the
+peak in GiB with inputs and gradients. OUT.json is written after every row. Needs the lca package and PyTorch."""
 import argparse
 import gc
 import importlib.util
@@ -74,6 +74,18 @@ def replayed(call):
     return timed(graph.replay, 0.5)
 
 
+def returned(call):
+    """How long the host takes to enqueue the call on an idle GPU: median in ms until it returns."""
+    times = []
+    for _ in range(32):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - begin) * 1e3)
+    torch.cuda.synchronize()
+    return statistics.median(times[2:])
+
+
 class Mla:
     """DeepSeek-V2-Lite's layer; keys and values of tokens are given."""
 
@@ -98,6 +110,10 @@ class Mla:
         return rep_k_nope, rep_k_rope, rep_v, bias
 
     def ours(self):
+        return lca.mla_attention(self.q_nope, self.q_rope, self.c, self.k_rope, self.w_uk, self.w_uv,
+                                 k_nope=self.k_nope, v=self.v, **KNOBS)
+
+    def halves(self):
         rep_k_nope, rep_k_rope, rep_v, bias = self.reps()
         return lca.mla_attend(self.q_nope, self.q_rope, self.k_nope, self.k_rope, self.v, rep_k_nope, rep_k_rope,
                               rep_v, bias, **KNOBS)
@@ -137,6 +153,9 @@ class Gqa:
 
     def ours(self):
         return lca.attention(self.q, self.k, self.v, **KNOBS)
+
+    def halves(self):
+        return lca.attend(self.q, self.k, self.v, *lca.condense(self.q, self.k, self.v, **KNOBS), **KNOBS)
 
     def eager(self):
         return reference.attention(self.q, self.k, self.v, **KNOBS)
@@ -207,6 +226,7 @@ class Table:
 
     def add(self, layer, name, make, backward=True):
         """Measures one row; what does not fit, or does not exist there, is a row that says so."""
+        ours = name.startswith("ours")
         row = {"layer": layer.name, "length": layer.length, "batch": layer.batch, "name": name}
         gc.collect()
         torch.cuda.empty_cache()
@@ -217,12 +237,16 @@ class Table:
             torch.cuda.reset_peak_memory_stats()
             with torch.no_grad():
                 row["forward_ms"] = timed(run)
+                if ours:
+                    row["forward_host_ms"] = returned(run)
             if backward:
                 def both():
                     for x in inputs:
                         x.grad = None
                     run().backward(layer.out_grad)
                 row["both_ms"] = timed(both)
+                if ours:
+                    row["both_host_ms"] = returned(both)
             row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
             try:
                 with torch.no_grad():
@@ -259,6 +283,8 @@ def main():
 
     def peers(layer, dense):
         table.add(layer, "ours", lambda: layer.ours)
+        if layer.length <= 8192:
+            table.add(layer, "ours, by halves", lambda: layer.halves)
         for name in dense:
             table.add(layer, f"dense {name}", lambda: dense_of(layer, backends[name]))
         if layer.length <= 8192 and layer.batch == 1:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Literal, TypedDict
-
-from lca import _lca
 
 Method = Literal["lca", "dense", "window"]
 Summary = Literal["streaming", "prompt"]
@@ -123,11 +120,3 @@ def check_dims(**tensors):
     for name, (tensor, names) in tensors.items():
         if tensor is not None and len(tensor.shape) != len(names.split()):
             raise ValueError(f"{name} has shape {list(tensor.shape)}; it takes [{', '.join(names.split())}]")
-
-
-@functools.lru_cache(maxsize=4096)
-def plan(mla, dims, settings, scale, frequencies, rope_layout, batch, tokens, starts, backend, device=0,
-         deterministic=False, portable=False):
-    """The plan of a call; arguments are hashable."""
-    return _lca.plan(mla, list(dims), settings, scale, list(frequencies), rope_layout, batch, tokens,
-                     None if starts is None else list(starts), backend, device, deterministic, portable)

@@ -25,8 +25,8 @@ class View:
 def view_of_array(array: object) -> View:
     """The view of an array in host memory, by DLPack or the buffer protocol."""
 
-def view_of_memory(owner: object, address: int, dtype: str, shape: Sequence[int], stride: Sequence[int]) -> View:
-    """The view of memory that `owner` keeps alive; strides in elements."""
+def torch_attach(tensor_type: object) -> None:
+    """The type of tensors that operators take, torch.Tensor."""
 
 def empty_bfloat16(shape: Sequence[int]) -> object:
     """A new bfloat16 array for __dlpack__."""
@@ -41,28 +41,44 @@ class Plan:
     def groups(self) -> int:
         """Representatives of one entry of the batch."""
 
-def plan(mla: bool, dims: Sequence[int], settings: str, scale: float, frequencies: Sequence[float], rope_layout: str, batch: int, tokens: int, starts: Sequence[int] | None, backend: str, device: int, deterministic: bool, portable: bool) -> Plan:
+    @property
+    def group(self) -> int:
+        """Tokens of a representative."""
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether rep_bias is more than zeros."""
+
+    @property
+    def has_bias_grad(self) -> bool:
+        """Whether rep_bias has a gradient."""
+
+def plan_of(q_nope: object | None, q_rope: object, positional: object, semantic: object | None, value: object | None, settings: str, scale: float, starts: Sequence[int] | None, frequencies: Sequence[float], rope_layout: str, backend: str) -> Plan:
+    """The plan of a call with these tensors of PyTorch."""
+
+def plan(mla: bool, dims: Sequence[int], settings: str, scale: float, frequencies: Sequence[float], rope_layout: str, batch: int, tokens: int, starts: Sequence[int] | None, backend: str) -> Plan:
     """
     dims: heads, kv_heads, d_nope, d_rope, d_latent, d_value. settings: "group=16 …".
     """
 
-def packs(plan: Plan, views: Sequence[View | None]) -> bool:
-    """Whether a call with these tensors is one call for the whole batch."""
-
-def workspace_bytes(plan: Plan, part: str) -> int: ...
-
 def set_threads(threads: int) -> None: ...
 
-def condense(plan: Plan, q_nope: View | None, q_rope: View | None, positional: View | None, semantic: View | None, w_uk: View | None, rep_positional: View | None, rep_semantic: View | None, bias: View | None, scores: View | None, stream: int = 0, workspace: int = 0) -> None: ...
-
-def condense_backward(plan: Plan, q_nope: View | None, q_rope: View | None, positional: View | None, semantic: View | None, w_uk: View | None, rep_positional: View | None, rep_semantic: View | None, bias: View | None, scores: View | None, grads: Sequence[View | None], into: Sequence[View | None], add: bool = False, stream: int = 0, workspace: int = 0) -> None: ...
-
-def attend(plan: Plan, inputs: Sequence[View | None], bias: View | None, out: View | None, lse: View | None, stream: int = 0, workspace: int = 0) -> None:
+def condense(plan: Plan, inputs: Sequence, outputs: Sequence) -> None:
     """
-    inputs: q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v.
+    inputs: q_nope, q_rope, positional, semantic, w_uk; outputs: rep_positional, rep_semantic, rep_bias, scores.
     """
 
-def attend_backward(plan: Plan, inputs: Sequence[View | None], bias: View | None, out: View | None, lse: View | None, out_grad: View | None, into: Sequence[View | None], bias_grad: View | None, stream: int = 0, workspace: int = 0) -> None: ...
+def condense_backward(plan: Plan, inputs: Sequence, outputs: Sequence, grads: Sequence, into: Sequence, add: bool) -> None:
+    """
+    grads: of rep_positional, rep_semantic, rep_bias; into: of the inputs, added to what is there with `add`.
+    """
+
+def attend(plan: Plan, inputs: Sequence, out: object, lse: object | None) -> None:
+    """
+    inputs: q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v, rep_bias.
+    """
+
+def attend_backward(plan: Plan, inputs: Sequence, out: object, lse: object | None, out_grad: object, into: Sequence) -> None: ...
 
 def settings_preset(name: str) -> dict[str, Any]:
     """The settings of preset paper, training or training-free."""

@@ -46,9 +46,8 @@ def _backend(backend, views):
 
 
 def _plan(call, mla, dims, q_rope, views):
-    return _call.plan(mla, tuple(dims), call.settings, call.scale, _floats(call.rope_frequencies),
-                      call.rope_layout, q_rope.shape[0], q_rope.shape[1], _ints(call.cu_seqlens),
-                      _backend(call.backend, views))
+    return _lca.plan(mla, dims, call.settings, call.scale, _floats(call.rope_frequencies), call.rope_layout,
+                     q_rope.shape[0], q_rope.shape[1], _ints(call.cu_seqlens), _backend(call.backend, views))
 
 
 def condense(q_nope, q_rope, positional, semantic, w_uk, call):
@@ -66,8 +65,7 @@ def condense(q_nope, q_rope, positional, semantic, w_uk, call):
     rep_semantic, semantic_view = _empty([batch, groups, *heads, semantic.shape[-1]], semantic.dtype)
     bias, bias_view = _empty([batch, groups, *heads], _wide(semantic))
     if groups:
-        _lca.condense(plan, q_nope, q_rope, positional, semantic, w_uk, positional_view, semantic_view,
-                      bias_view, None)
+        _lca.condense(plan, views, (positional_view, semantic_view, bias_view, None))
     return rep_positional, rep_semantic, bias
 
 
@@ -88,8 +86,27 @@ def attend(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v, rep
     if rep_bias is not None:
         kind = numpy.float64 if _wide(q_rope) == "f64" else numpy.float32
         rep_bias = _lca.view_of_array(numpy.ascontiguousarray(rep_bias, kind))
-    _lca.attend(plan, views, rep_bias, out_view, lse_view)
+    _lca.attend(plan, (*views, rep_bias), out_view, lse_view)
     return out, lse
+
+
+def attention(q, k, v, call):
+    """out, lse."""
+    reps = condense(None, q, k, v, None, call) if call.method == "lca" else (None,) * 3
+    return attend(None, q, None, k, v, None, reps[0], reps[1], None if call.mass == "none" else reps[2], call)
+
+
+def mla_attention(q_nope, q_rope, c, k_rope, w_uk, w_uv, k_nope, v, call):
+    """out, lse; k_nope and v of tokens are made where they are not given."""
+    q_nope, q_rope, c, k_rope, w_uk, w_uv, k_nope, v = as_factors(q_nope, q_rope, c, k_rope, w_uk, w_uv, k_nope, v)
+    k_nope = up_project(c, w_uk) if k_nope is None else k_nope
+    v = up_project(c, w_uv) if v is None else v
+    rep_k_nope = rep_k_rope = rep_v = rep_bias = None
+    if call.method == "lca":
+        rep_k_rope, rep_c, rep_bias = condense(q_nope, q_rope, k_rope, c, w_uk, call)
+        rep_k_nope, rep_v = up_project(rep_c, w_uk), up_project(rep_c, w_uv)
+    return attend(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v,
+                  None if call.mass == "none" else rep_bias, call)
 
 
 def up_project(latents, weight):
@@ -102,7 +119,7 @@ def up_project(latents, weight):
 
 def as_factors(*arrays):
     """Arrays that numpy can multiply: with a bfloat16 among them all become float32."""
-    views = [_lca.view_of_array(array) for array in arrays]
-    if any(view.dtype == "bf16" for view in views):
-        return [_lca.to_float32(view) for view in views]
+    views = [None if array is None else _lca.view_of_array(array) for array in arrays]
+    if any(view is not None and view.dtype == "bf16" for view in views):
+        return [None if view is None else _lca.to_float32(view) for view in views]
     return arrays

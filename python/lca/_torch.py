@@ -1,57 +1,31 @@
 """The operators as PyTorch knows them: registered with torch.library, with fake kernels and gradients.
 
-`lca::condense` and `lca::attend` and their backward passes serve both forms; what MLA alone has (q_nope, w_uk,
-k_nope) is None in GQA. The kernels run on the current stream and take their scratch from torch's allocator.
+`lca::condense` and `lca::attend` are the halves, `lca::attention` is both in one operator; each has a backward
+operator. They serve both forms; what MLA alone has (q_nope, k_nope, w_uk, w_uv) is None in GQA. The kernels run on
+the current stream and take their scratch from torch's allocator.
 """
 
 from __future__ import annotations
-
-import functools
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lca import _call, _lca
+from lca._registration import empty_grads, register
 
-_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f64"}
+_lca.torch_attach(Tensor)
 
-_KNOBS = ("str settings, float scale, Tensor? cu_seqlens, Tensor? rope_frequencies, str rope_layout, "
-          "str backend")
 _CONDENSE_IN = "Tensor? q_nope, Tensor q_rope, Tensor positional, Tensor semantic, Tensor? w_uk"
+_CONDENSE_OUT = "Tensor rep_positional, Tensor rep_semantic, Tensor rep_bias, Tensor scores"
 _ATTEND_IN = ("Tensor? q_nope, Tensor q_rope, Tensor? k_nope, Tensor k_rope, Tensor v, Tensor? rep_k_nope, "
               "Tensor? rep_k_rope, Tensor? rep_v, Tensor? rep_bias")
-_library = torch.library.Library("lca", "DEF")
-for _schema in (
-        f"condense({_CONDENSE_IN}, {_KNOBS}) -> "
-        "(Tensor rep_positional, Tensor rep_semantic, Tensor rep_bias, Tensor scores)",
-        f"condense_backward(Tensor? grad_positional, Tensor? grad_semantic, Tensor? grad_bias, {_CONDENSE_IN}, "
-        f"Tensor rep_positional, Tensor rep_semantic, Tensor rep_bias, Tensor scores, {_KNOBS}, bool[] wanted) -> "
-        "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-        f"attend({_ATTEND_IN}, {_KNOBS}) -> (Tensor out, Tensor lse)",
-        f"attend_backward(Tensor grad_out, {_ATTEND_IN}, Tensor out, Tensor lse, {_KNOBS}, bool[] wanted) -> "
-        "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"):
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+_ATTENTION_IN = ("Tensor? q_nope, Tensor q_rope, Tensor positional, Tensor semantic, Tensor? k_nope, Tensor? v, "
+                 "Tensor? w_uk, Tensor? w_uv")
+_ATTENTION_OUT = f"Tensor out, Tensor lse, {_CONDENSE_OUT}, Tensor rep_k_nope, Tensor rep_v"
 
 
-# --- tensors ------------------------------------------------------------------------------------------------
-
-
-def _rows(tensor):
-    """The tensor as it is where its last dimension is contiguous, else a copy."""
-    if tensor is None or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 or tensor.numel() == 0:
-        return tensor
-    return tensor.contiguous()
-
-
-def _view(tensor):
-    if tensor is None:
-        return None
-    dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None:
-        raise ValueError(f"tensors are float32, bfloat16 or float64, not {str(tensor.dtype).removeprefix('torch.')}")
-    return _lca.view_of_memory(tensor, tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
-
+# --- calls ----------------------------------------------------------------------------------------------------
 
 _host_values: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -69,47 +43,13 @@ def _values(tensor):
     return known[1]
 
 
-def _backend_of(backend, tensor):
-    """The backend a tensor's device and type ask for."""
-    if backend == "auto":
-        return "cuda" if tensor.is_cuda else "reference" if tensor.dtype == torch.float64 else "cpu"
-    if (backend == "cuda") != tensor.is_cuda:
-        raise ValueError(f"backend {backend} does not take tensors on {tensor.device}")
-    return backend
-
-
-_workspace_bytes = functools.lru_cache(maxsize=4096)(_lca.workspace_bytes)
-
-
-class _Run:
-    """One call: its plan, and where it runs."""
-
-    def __init__(self, mla, dims, knobs, q_rope):
-        settings, scale, cu_seqlens, rope_frequencies, rope_layout, backend = knobs
-        if cu_seqlens is not None and cu_seqlens.dtype != torch.int32:
-            raise ValueError(f"cu_seqlens must be int32, not {str(cu_seqlens.dtype).removeprefix('torch.')}")
-        self.device = q_rope.device
-        self.cuda = q_rope.is_cuda
-        self.plan = _call.plan(
-            mla, tuple(dims), settings, scale, _values(rope_frequencies) or (), rope_layout, q_rope.shape[0],
-            q_rope.shape[1], _values(cu_seqlens), _backend_of(backend, q_rope), self.device.index or 0,
-            self.cuda and torch.are_deterministic_algorithms_enabled(), False)
-
-    def __call__(self, part, *args):
-        """Calls a part of the binding; the scratch lives as long as the stream needs it."""
-        function = getattr(_lca, part)
-        if not self.cuda:
-            return function(self.plan, *args)
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream(self.device).cuda_stream
-            scratch = torch.empty(_workspace_bytes(self.plan, part), dtype=torch.uint8, device=self.device)
-            return function(self.plan, *args, stream=stream, workspace=scratch.data_ptr())
-
-
-def _check_devices(first, *others):
-    for tensor in others:
-        if tensor is not None and tensor.device != first.device:
-            raise ValueError(f"tensors are on {first.device} and on {tensor.device}; they must be on one device")
+def _plan(q_nope, q_rope, positional, semantic, value, knobs):
+    """The plan of a call with these tensors; a half of MLA does not see one of the last two."""
+    settings, scale, cu_seqlens, rope_frequencies, rope_layout, backend = knobs
+    if cu_seqlens is not None and cu_seqlens.dtype != torch.int32:
+        raise ValueError(f"cu_seqlens must be int32, not {str(cu_seqlens.dtype).removeprefix('torch.')}")
+    return _lca.plan_of(q_nope, q_rope, positional, semantic, value, settings, scale, _values(cu_seqlens),
+                        _values(rope_frequencies) or (), rope_layout, backend)
 
 
 def _bias_dtype(tensor):
@@ -117,141 +57,93 @@ def _bias_dtype(tensor):
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-# --- condense -----------------------------------------------------------------------------------------------
+def _zero(*grads):
+    for grad in grads:
+        if grad is not None:
+            grad.zero_()
+
+
+# --- condense -------------------------------------------------------------------------------------------------
 
 
 def _condense_empty(q_rope, positional, semantic, mla, groups, group):
     """rep_positional, rep_semantic, rep_bias, scores for `groups` representatives."""
-    batch, heads = q_rope.shape[0], [] if mla else [positional.shape[2]]
-    return (positional.new_empty(batch, groups, *heads, positional.shape[-1]),
-            semantic.new_empty(batch, groups, *heads, semantic.shape[-1]),
-            semantic.new_empty(batch, groups, *heads, dtype=_bias_dtype(semantic)),
-            semantic.new_empty(batch, groups, *heads, group, dtype=torch.float32))
+    shape = (q_rope.shape[0], groups) if mla else (q_rope.shape[0], groups, positional.shape[2])
+    return (positional.new_empty((*shape, positional.shape[-1])), semantic.new_empty((*shape, semantic.shape[-1])),
+            semantic.new_empty(shape, dtype=_bias_dtype(semantic)),
+            semantic.new_empty((*shape, group), dtype=torch.float32))
+
+
+def _condense_plan(q_nope, q_rope, positional, semantic, knobs):
+    return _plan(q_nope, q_rope, positional, semantic, semantic if q_nope is None else None, knobs)
 
 
 def _condense(q_nope, q_rope, positional, semantic, w_uk, *knobs):
-    mla = q_nope is not None
-    _call.check_dims(q_nope=(q_nope, "B n H d_n"), q=(q_rope, "B n H d"),
-                     k=(positional, "B n d_r" if mla else "B n KV d"),
-                     v=(semantic, "B n d_c" if mla else "B n KV d_v"), w_uk=(w_uk, "H d_n d_c"))
-    _check_devices(q_rope, q_nope, positional, semantic, w_uk)
-    ins = [_rows(tensor) for tensor in (q_nope, q_rope, positional, semantic, w_uk)]
-    run = _condense_run(q_nope, q_rope, positional, semantic, knobs)
-    out = _condense_empty(q_rope, positional, semantic, mla, run.plan.groups, int(_call.setting(knobs[0], "group")))
-    if run.plan.groups:
-        run("condense", *map(_view, ins), *map(_view, out))
+    plan = _condense_plan(q_nope, q_rope, positional, semantic, knobs)
+    out = _condense_empty(q_rope, positional, semantic, q_nope is not None, plan.groups, plan.group)
+    if plan.groups:
+        _lca.condense(plan, (q_nope, q_rope, positional, semantic, w_uk), out)
     return out
 
 
-def _condense_run(q_nope, q_rope, positional, semantic, knobs):
-    shapes = [None if tensor is None else tensor.shape for tensor in (q_nope, q_rope, positional, semantic)]
-    return _Run(q_nope is not None, _call.dims_condense(*shapes), knobs, q_rope)
+def _fake_groups(q_rope, settings, cu_seqlens):
+    """Representatives of a call; with packed documents only their values tell."""
+    if cu_seqlens is None or _call.setting(settings, "method") != "lca":
+        return _call.groups_of(settings, q_rope.shape[1])
+    return torch.library.get_ctx().new_dynamic_size()
 
 
 def _condense_fake(q_nope, q_rope, positional, semantic, w_uk, settings, scale, cu_seqlens, *_):
-    if cu_seqlens is None or _call.setting(settings, "method") != "lca":
-        groups = _call.groups_of(settings, q_rope.shape[1])
-    else:
-        groups = torch.library.get_ctx().new_dynamic_size()
-    return _condense_empty(q_rope, positional, semantic, q_nope is not None, groups,
+    return _condense_empty(q_rope, positional, semantic, q_nope is not None, _fake_groups(q_rope, settings, cu_seqlens),
                            int(_call.setting(settings, "group")))
 
 
-def _empty_grads(inputs, wanted):
-    """A tensor for each wanted gradient, in the type of its input; others have no values."""
-    return [tensor.new_empty(tensor.shape) if want else inputs[1].new_empty(0)
-            for tensor, want in zip(inputs, wanted)]
-
-
-def _condense_backward(grad_positional, grad_semantic, grad_bias, q_nope, q_rope, positional, semantic, w_uk,
-                       rep_positional, rep_semantic, rep_bias, scores, *rest):
-    knobs, wanted = rest[:-1], rest[-1]
-    inputs = (q_nope, q_rope, positional, semantic, w_uk)
-    grads = _empty_grads(inputs, wanted)
-    run = _condense_run(q_nope, q_rope, positional, semantic, knobs)
-    if not run.plan.groups:
-        return tuple(grad.zero_() for grad in grads)
-    if _call.setting(knobs[0], "mass") != "score":
+def _condense_backward(grad_positional, grad_semantic, grad_bias, *arguments):
+    inputs, outputs, knobs, wanted = arguments[:5], arguments[5:9], arguments[9:-1], arguments[-1]
+    grads = empty_grads(inputs, wanted)
+    plan = _condense_plan(*inputs[:4], knobs)
+    if not plan.groups:
+        _zero(*grads)
+        return grads
+    if not plan.has_bias_grad:
         grad_bias = None
     elif grad_bias is None:
-        grad_bias = torch.zeros_like(rep_bias)
-    outs = [_rows(torch.zeros_like(rep) if grad is None else grad)
-            for grad, rep in ((grad_positional, rep_positional), (grad_semantic, rep_semantic))]
-    views = [_view(_rows(tensor)) for tensor in inputs]
-    reps = [*map(_view, (rep_positional, rep_semantic))]
-    outs = [*map(_view, outs)]
-    # w_uk is one for the batch: calls for each entry of it would overwrite each other's gradient.
-    add = wanted[4] and not _lca.packs(run.plan, [*views[:4], *reps, *outs])
-    if add:
-        for grad in grads:
-            grad.zero_()
-    run("condense_backward", *views, *reps, _view(rep_bias), _view(scores),
-        [*outs, _view(None if grad_bias is None else grad_bias.contiguous())],
-        [_view(grad) if want else None for grad, want in zip(grads, wanted)], add)
-    return tuple(grads)
+        grad_bias = torch.zeros_like(outputs[2])
+    else:
+        grad_bias = grad_bias.contiguous()
+    given = [torch.zeros_like(rep) if grad is None else grad
+             for grad, rep in zip((grad_positional, grad_semantic), outputs)]
+    _lca.condense_backward(plan, inputs, outputs, (*given, grad_bias), grads, False)
+    return grads
 
 
-def _condense_backward_fake(grad_positional, grad_semantic, grad_bias, q_nope, q_rope, positional, semantic, w_uk,
-                            *rest):
-    return tuple(_empty_grads((q_nope, q_rope, positional, semantic, w_uk), rest[-1]))
-
-
-def _condense_setup(ctx, inputs, output):
-    tensors, ctx.knobs = inputs[:5], inputs[5:]
-    cu_seqlens, rope_frequencies = ctx.knobs[2:4]
-    ctx.save_for_backward(*tensors, *output, cu_seqlens, rope_frequencies)
-    ctx.knobs = (*ctx.knobs[:2], None, None, *ctx.knobs[4:])
-    ctx.set_materialize_grads(False)
-
-
-def _condense_autograd(ctx, grad_positional, grad_semantic, grad_bias, _):
-    *tensors, cu_seqlens, rope_frequencies = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:5])
-    knobs = (*ctx.knobs[:2], cu_seqlens, rope_frequencies, *ctx.knobs[4:])
-    grads = torch.ops.lca.condense_backward(grad_positional, grad_semantic, grad_bias, *tensors, *knobs, wanted)
-    return (*(grad if want else None for grad, want in zip(grads, wanted)), *[None] * len(knobs))
-
-
-# --- attend -------------------------------------------------------------------------------------------------
+# --- attend ---------------------------------------------------------------------------------------------------
 
 
 def _attend_empty(q_rope, v):
-    out = q_rope.new_empty(*q_rope.shape[:3], v.shape[-1])
-    return out, q_rope.new_empty(q_rope.shape[:3], dtype=_bias_dtype(q_rope))
+    shape = q_rope.shape[:3]
+    return q_rope.new_empty((*shape, v.shape[-1])), q_rope.new_empty(shape, dtype=_bias_dtype(q_rope))
 
 
-def _attend_run(inputs, knobs):
-    q_nope, q_rope, _, k_rope, v = inputs[:5]
-    dims = _call.dims_attend(None if q_nope is None else q_nope.shape, q_rope.shape, k_rope.shape, v.shape)
-    return _Run(q_nope is not None, dims, knobs, q_rope)
+def _attend_plan(inputs, knobs):
+    return _plan(*inputs[:2], inputs[3], None, inputs[4], knobs)
 
 
-def _attend_views(run, inputs):
-    """Views of the eight tensors, and of the bias; those of representatives are None where there are none."""
-    tensors = [_rows(tensor) for tensor in inputs[:8]]
+def _attend_inputs(plan, inputs):
+    """The nine tensors; those of representatives are None where there are none."""
+    if not plan.groups:
+        return (*inputs[:5], None, None, None, None)
+    if inputs[6] is None:
+        raise ValueError(f"the call has {plan.groups} representatives: it needs those that condense made")
     bias = inputs[8]
-    if not run.plan.groups:
-        tensors[5:], bias = [None] * 3, None
-    elif tensors[6] is None:
-        raise ValueError(f"the call has {run.plan.groups} representatives: it needs those that condense made")
-    if bias is not None:
-        bias = bias.contiguous()
-        if bias.dtype != _bias_dtype(inputs[1]):
-            bias = bias.to(_bias_dtype(inputs[1]))
-    return [_view(tensor) for tensor in tensors], _view(bias)
+    return inputs if bias is None else (*inputs[:8], bias.to(_bias_dtype(inputs[1])).contiguous())
 
 
 def _attend(*arguments):
     inputs, knobs = arguments[:9], arguments[9:]
-    q_nope, q_rope, k_nope, k_rope, v = inputs[:5]
-    mla = q_nope is not None
-    _call.check_dims(q_nope=(q_nope, "B n H d_n"), q=(q_rope, "B n H d"), k_nope=(k_nope, "B n H d_n"),
-                     k=(k_rope, "B n d_r" if mla else "B n KV d"), v=(v, "B n H d_v" if mla else "B n KV d_v"))
-    _check_devices(q_rope, *inputs)
-    run = _attend_run(inputs, knobs)
-    out, lse = _attend_empty(q_rope, v)
-    views, bias = _attend_views(run, inputs)
-    run("attend", views, bias, _view(out), _view(lse))
+    plan = _attend_plan(inputs, knobs)
+    out, lse = _attend_empty(inputs[1], inputs[4])
+    _lca.attend(plan, _attend_inputs(plan, inputs), out, lse)
     return out, lse
 
 
@@ -261,52 +153,120 @@ def _attend_fake(q_nope, q_rope, k_nope, k_rope, v, *_):
 
 def _attend_backward(grad_out, *arguments):
     inputs, (out, lse), knobs, wanted = arguments[:9], arguments[9:11], arguments[11:-1], arguments[-1]
-    run = _attend_run(inputs, knobs)
-    grads = _empty_grads(inputs, wanted)
-    views, bias = _attend_views(run, inputs)
-    into = [_view(grad) if want else None for grad, want in zip(grads, wanted)]
-    if not run.plan.groups:
-        for grad in grads[5:]:
-            grad.zero_()
-        into[5:] = [None] * 4
-    grad_out = _rows(grad_out)
-    run("attend_backward", views, bias, _view(out), _view(lse), _view(grad_out), into[:8], into[8])
-    return tuple(grads)
+    plan = _attend_plan(inputs, knobs)
+    grads = empty_grads(inputs, wanted)
+    into = grads
+    if not plan.groups:
+        _zero(*grads[5:])
+        into = grads[:5]
+    _lca.attend_backward(plan, _attend_inputs(plan, inputs), out, lse, grad_out, into)
+    return grads
 
 
-def _attend_backward_fake(grad_out, *arguments):
-    return tuple(_empty_grads(arguments[:9], arguments[-1]))
+# --- both in one operator -------------------------------------------------------------------------------------
 
 
-def _attend_setup(ctx, inputs, output):
-    cu_seqlens, rope_frequencies = inputs[11:13]
-    ctx.save_for_backward(*inputs[:9], *output, cu_seqlens, rope_frequencies)
-    ctx.knobs = (*inputs[9:11], None, None, *inputs[13:])
-    ctx.set_materialize_grads(False)
+def _attention_empty(inputs, groups, group):
+    q_nope, q_rope, positional, semantic, k_nope, v = inputs[:6]
+    mla = q_nope is not None
+    rep_k_nope = rep_v = (0,)
+    if mla:
+        rep_k_nope, rep_v = ((x.shape[0], groups, *x.shape[2:]) for x in (k_nope, v))
+    return (*_attend_empty(q_rope, v if mla else semantic),
+            *_condense_empty(q_rope, positional, semantic, mla, groups, group),
+            q_rope.new_empty(rep_k_nope), q_rope.new_empty(rep_v))
 
 
-def _attend_autograd(ctx, grad_out, _):
-    if grad_out is None:
-        return (None,) * 15
-    *tensors, cu_seqlens, rope_frequencies = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:9])
-    knobs = (*ctx.knobs[:2], cu_seqlens, rope_frequencies, *ctx.knobs[4:])
-    grads = torch.ops.lca.attend_backward(grad_out, *tensors, *knobs, wanted)
-    return (*(grad if want else None for grad, want in zip(grads, wanted)), *[None] * len(knobs))
+def _attention_plan(inputs, knobs):
+    q_nope, q_rope, positional, semantic, _, v = inputs[:6]
+    return _plan(q_nope, q_rope, positional, semantic, semantic if q_nope is None else v, knobs)
 
 
-for _name, _kernel, _fake in (("condense", _condense, _condense_fake),
-                              ("condense_backward", _condense_backward, _condense_backward_fake),
-                              ("attend", _attend, _attend_fake),
-                              ("attend_backward", _attend_backward, _attend_backward_fake)):
-    for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _kernel, _key)
-    torch.library.register_fake(f"lca::{_name}", _fake, lib=_library)
-torch.library.register_autograd("lca::condense", _condense_autograd, setup_context=_condense_setup, lib=_library)
-torch.library.register_autograd("lca::attend", _attend_autograd, setup_context=_attend_setup, lib=_library)
+def _attention_reads(plan, inputs, outputs):
+    """What attending reads: inputs, and the representatives that condensing made."""
+    q_nope, q_rope, positional, semantic, k_nope, v = inputs[:6]
+    rep_positional, rep_semantic, rep_bias, _, rep_k_nope, rep_v = outputs[2:]
+    reps = (None,) * 4
+    if plan.groups:
+        reps = (*((None, rep_positional, rep_semantic) if q_nope is None else (rep_k_nope, rep_positional, rep_v)),
+                rep_bias if plan.has_bias else None)
+    return q_nope, q_rope, k_nope, positional, semantic if q_nope is None else v, *reps
 
 
-# --- what lca.operators calls ---------------------------------------------------------------------------------
+def _attention(*arguments):
+    inputs, knobs = arguments[:8], arguments[8:]
+    plan = _attention_plan(inputs, knobs)
+    outputs = _attention_empty(inputs, plan.groups, plan.group)
+    if plan.groups:
+        w_uk, w_uv = inputs[6:]
+        _lca.condense(plan, (*inputs[:4], w_uk), outputs[2:6])
+        if w_uk is not None:
+            latents = _matrix(outputs[3])
+            torch.mm(latents, _matrix(w_uk).t(), out=_wide(outputs[6]))
+            torch.mm(latents, _matrix(w_uv).t(), out=_wide(outputs[7]))
+    _lca.attend(plan, _attention_reads(plan, inputs, outputs), outputs[0], outputs[1])
+    return outputs
+
+
+def _matrix(tensor):
+    """[…, d] as rows [·, d]."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _wide(tensor):
+    """[B, m, H, d] as rows [B·m, H·d]."""
+    return tensor.view(-1, tensor.shape[2] * tensor.shape[3])
+
+
+def _attention_fake(*arguments):
+    inputs, (settings, _, cu_seqlens) = arguments[:8], arguments[8:11]
+    groups = _fake_groups(inputs[1], settings, cu_seqlens)
+    return _attention_empty(inputs, groups, int(_call.setting(settings, "group")))
+
+
+def _attention_backward(grad_out, *arguments):
+    inputs, outputs, knobs, wanted = arguments[:8], arguments[8:16], arguments[16:-1], arguments[-1]
+    plan = _attention_plan(inputs, knobs)
+    grads = empty_grads(inputs, wanted)
+    q_nope, q_rope, positional, semantic, k_nope, v, w_uk, w_uv = grads
+    mla = inputs[0] is not None
+    reads = _attention_reads(plan, inputs, outputs)
+    reps = [None if x is None else x.new_empty(x.shape) for x in reads[5:8]]
+    bias = outputs[4].new_empty(outputs[4].shape) if plan.groups and plan.has_bias_grad else None
+    _lca.attend_backward(plan, reads, outputs[0], outputs[1], grad_out,
+                         (q_nope, q_rope, k_nope, positional, v if mla else semantic, *reps, bias))
+    if not plan.groups:
+        if mla:
+            _zero(semantic, w_uk, w_uv)
+        return grads
+    rep_semantic = reps[2]
+    if mla:
+        keys, values = _wide(reps[0]), _wide(reps[2])
+        rep_semantic = torch.mm(keys, _matrix(inputs[6]))
+        rep_semantic.addmm_(values, _matrix(inputs[7]))
+        rep_semantic = rep_semantic.view(outputs[3].shape)
+        latents = _matrix(outputs[3])
+        if w_uk is not None:
+            torch.mm(keys.t(), latents, out=_matrix(w_uk))
+        if w_uv is not None:
+            torch.mm(values.t(), latents, out=_matrix(w_uv))
+        _zero(semantic)  # attending reads keys and values of tokens, not their latents
+    # Into the gradients that attending has written: no sums of whole tensors are left to autograd.
+    condensed = (q_nope, q_rope, positional, semantic, w_uk)
+    if any(grad is not None for grad in condensed):
+        _lca.condense_backward(plan, (*inputs[:4], inputs[6]), outputs[2:6], (reps[1], rep_semantic, bias), condensed,
+                               True)
+    return grads
+
+
+register("condense", _CONDENSE_IN, _CONDENSE_OUT, "Tensor? grad_positional, Tensor? grad_semantic, Tensor? grad_bias",
+          _condense, _condense_backward, _condense_fake)
+register("attend", _ATTEND_IN, "Tensor out, Tensor lse", "Tensor grad_out", _attend, _attend_backward, _attend_fake)
+register("attention", _ATTENTION_IN, _ATTENTION_OUT, "Tensor grad_out", _attention, _attention_backward,
+          _attention_fake)
+
+
+# --- what lca.operators calls -----------------------------------------------------------------------------------
 
 
 def _host_tensor(values, dtype):
@@ -328,20 +288,34 @@ def _autocast(*tensors):
 
 
 def condense(q_nope, q_rope, positional, semantic, w_uk, call):
-    q_nope, q_rope, positional, semantic, w_uk = _autocast(q_nope, q_rope, positional, semantic, w_uk)
-    return torch.ops.lca.condense(q_nope, q_rope, positional, semantic, w_uk, *_knobs(call))[:3]
+    tensors = _autocast(q_nope, q_rope, positional, semantic, w_uk)
+    return torch.ops.lca.condense.default(*tensors, *_knobs(call))[:3]
 
 
 def attend(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v, rep_bias, call):
     tensors = _autocast(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v)
-    out, lse = torch.ops.lca.attend(*tensors, rep_bias, *_knobs(call))
-    return out, lse.detach()
+    return torch.ops.lca.attend.default(*tensors, rep_bias, *_knobs(call))
+
+
+def attention(q, k, v, call):
+    """out, lse."""
+    if call.method != "lca":
+        return attend(None, q, None, k, v, None, None, None, None, call)
+    _, q, k, v = _autocast(None, q, k, v)
+    return torch.ops.lca.attention.default(None, q, k, v, None, None, None, None, *_knobs(call))[:2]
+
+
+def mla_attention(q_nope, q_rope, c, k_rope, w_uk, w_uv, k_nope, v, call):
+    """out, lse; k_nope and v of tokens are made where they are not given."""
+    tensors = _autocast(q_nope, q_rope, c, k_rope, w_uk, w_uv, k_nope, v)
+    q_nope, q_rope, c, k_rope, w_uk, w_uv, k_nope, v = tensors
+    k_nope = up_project(c, w_uk) if k_nope is None else k_nope
+    v = up_project(c, w_uv) if v is None else v
+    if call.method != "lca":
+        return attend(q_nope, q_rope, k_nope, k_rope, v, None, None, None, None, call)
+    return torch.ops.lca.attention.default(q_nope, q_rope, k_rope, c, k_nope, v, w_uk, w_uv, *_knobs(call))[:2]
 
 
 def up_project(latents, weight):
     """Keys or values of all heads from latents: [B,n,d_c] × [H,d,d_c] → [B,n,H,d]."""
     return torch.nn.functional.linear(latents, weight.flatten(0, 1)).unflatten(-1, weight.shape[:2])
-
-
-def as_factors(*tensors):
-    return tensors

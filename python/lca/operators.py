@@ -44,12 +44,7 @@ def attention(q, k, v, *, method: Method = "lca", group: int = 16, window: int =
              "positional_pool": positional_pool, "mass": mass, "positions": positions,
              "rope_frequencies": rope_frequencies, "rope_layout": rope_layout, "scale": scale,
              "cu_seqlens": cu_seqlens, "backend": backend}
-    call = _call.Call(knobs)
-    part = _halves(q)
-    reps = (None, None, None)
-    if method == "lca":
-        reps = part.condense(None, q, k, v, None, call)
-    out, lse = part.attend(None, q, None, k, v, None, reps[0], reps[1], None if mass == "none" else reps[2], call)
+    out, lse = _kind(q).attention(q, k, v, _call.Call(knobs))
     return (out, lse) if return_lse else out
 
 
@@ -58,27 +53,20 @@ def mla_attention(q_nope, q_rope, c, k_rope, w_uk, w_uv, *, method: Method = "lc
                   head_reduce: HeadReduce = "mean", semantic_pool: Pool = "weighted",
                   positional_pool: Pool = "select", mass: Mass = "none", positions: Positions = "token",
                   rope_frequencies=None, rope_layout: RopeLayout = "half", scale: float | None = None,
-                  cu_seqlens=None, backend: Backend = "auto", return_lse: bool = False):
+                  cu_seqlens=None, backend: Backend = "auto", return_lse: bool = False, k_nope=None, v=None):
     """MLA: queries q_nope [B,n,H,d_n] and q_rope [B,n,H,d_r], latents c [B,n,d_c] after their norm, k_rope
     [B,n,d_r] after RoPE, up-projections w_uk [H,d_n,d_c] and w_uv [H,d_v,d_c].
 
     Returns out [B,n,H,d_v], with `return_lse` the pair (out, lse), as `attention` does. Keys and values of
-    tokens and of representatives are made from latents by plain matrix products.
+    tokens and of representatives are made from latents by plain matrix products; those of tokens may be given
+    instead, as k_nope [B,n,H,d_n] and v [B,n,H,d_v], where a layer has them already.
     """
     knobs = {"method": method, "group": group, "window": window, "sink": sink, "summary_queries": summary_queries,
              "summary": summary, "head_reduce": head_reduce, "semantic_pool": semantic_pool,
              "positional_pool": positional_pool, "mass": mass, "positions": positions,
              "rope_frequencies": rope_frequencies, "rope_layout": rope_layout, "scale": scale,
              "cu_seqlens": cu_seqlens, "backend": backend}
-    call = _call.Call(knobs)
-    part = _halves(q_nope)
-    q_nope, q_rope, c, k_rope, w_uk, w_uv = part.as_factors(q_nope, q_rope, c, k_rope, w_uk, w_uv)
-    rep_k_nope = rep_k_rope = rep_v = rep_bias = None
-    if method == "lca":
-        rep_k_rope, rep_c, rep_bias = part.condense(q_nope, q_rope, k_rope, c, w_uk, call)
-        rep_k_nope, rep_v = part.up_project(rep_c, w_uk), part.up_project(rep_c, w_uv)
-    out, lse = part.attend(q_nope, q_rope, part.up_project(c, w_uk), k_rope, part.up_project(c, w_uv), rep_k_nope,
-                           rep_k_rope, rep_v, None if mass == "none" else rep_bias, call)
+    out, lse = _kind(q_nope).mla_attention(q_nope, q_rope, c, k_rope, w_uk, w_uv, k_nope, v, _call.Call(knobs))
     return (out, lse) if return_lse else out
 
 
@@ -87,12 +75,12 @@ def condense(q, k, v, **knobs: Unpack[Knobs]):
 
     rep_bias is float32: 0, log g or b_j, as `mass` says. With packed documents m is the sum over them.
     """
-    return _halves(q).condense(None, q, k, v, None, _call.Call(knobs))
+    return _kind(q).condense(None, q, k, v, None, _call.Call(knobs))
 
 
 def mla_condense(q_nope, q_rope, c, k_rope, w_uk, **knobs: Unpack[Knobs]):
     """The same for MLA: rep_c [B,m,d_c], rep_k_rope [B,m,d_r], rep_bias [B,m]."""
-    rep_k_rope, rep_c, rep_bias = _halves(q_nope).condense(q_nope, q_rope, k_rope, c, w_uk, _call.Call(knobs))
+    rep_k_rope, rep_c, rep_bias = _kind(q_nope).condense(q_nope, q_rope, k_rope, c, w_uk, _call.Call(knobs))
     return rep_c, rep_k_rope, rep_bias
 
 
@@ -102,7 +90,7 @@ def attend(q, k, v, rep_k, rep_v, rep_bias, *, return_lse: bool = False, **knobs
     The representatives are those of `condense` with the same knobs; rep_bias may be None for 0, and all three
     None where there are none (method dense and window).
     """
-    out, lse = _halves(q).attend(None, q, None, k, v, None, rep_k, rep_v, rep_bias, _call.Call(knobs))
+    out, lse = _kind(q).attend(None, q, None, k, v, None, rep_k, rep_v, rep_bias, _call.Call(knobs))
     return (out, lse) if return_lse else out
 
 
@@ -110,13 +98,13 @@ def mla_attend(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v,
                return_lse: bool = False, **knobs: Unpack[Knobs]):
     """The same with keys and values per head: k_nope [B,n,H,d_n], k_rope [B,n,d_r], v [B,n,H,d_v], and of the
     representatives rep_k_nope [B,m,H,d_n], rep_k_rope [B,m,d_r], rep_v [B,m,H,d_v], rep_bias [B,m]."""
-    out, lse = _halves(q_nope).attend(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v, rep_bias,
+    out, lse = _kind(q_nope).attend(q_nope, q_rope, k_nope, k_rope, v, rep_k_nope, rep_k_rope, rep_v, rep_bias,
                                       _call.Call(knobs))
     return (out, lse) if return_lse else out
 
 
-def _halves(array):
-    """The module that has condense, attend and up_project for arrays of this kind."""
+def _kind(array):
+    """The module that has the operators for arrays of this kind."""
     from lca import _numpy
     return _torch_for(array) or _numpy
 

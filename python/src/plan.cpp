@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <mutex>
+#include <unordered_map>
 
 namespace lca::python {
 namespace {
@@ -49,13 +50,6 @@ class ContextPool {
 
 [[noreturn]] void fail(const std::string& text) { throw Error(ErrorKind::bad_input, text); }
 
-Backend backend_parse(const std::string& name) {
-  if (name == "reference") return Backend::reference;
-  if (name == "cpu") return Backend::cpu;
-  if (name == "cuda") return Backend::cuda;
-  fail("backend must be auto, reference, cpu or cuda, not \"" + name + "\"");
-}
-
 /// "group=16 window=1024 …"
 Settings settings_parse(const std::string& text) {
   Settings settings;
@@ -70,6 +64,34 @@ Settings settings_parse(const std::string& text) {
   return settings;
 }
 
+/// All of a spec as bytes.
+std::string plan_key(const PlanSpec& spec) {
+  std::string key;
+  key.reserve(512);
+  const auto put = [&key](const auto& value) {
+    key.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  const auto put_all = [&](const auto& values) {
+    put(values.size());
+    key.append(reinterpret_cast<const char*>(values.data()),
+               values.size() * sizeof(*values.data()));
+  };
+  put(spec.mla);
+  put_all(spec.dims);
+  put_all(spec.settings);
+  put(spec.scale);
+  put_all(spec.frequencies);
+  put_all(spec.rope_layout);
+  put(spec.batch);
+  put(spec.tokens);
+  put(spec.starts.has_value());
+  if (spec.starts) put_all(*spec.starts);
+  put(spec.backend);
+  put(spec.device);
+  put(spec.portable);
+  return key;
+}
+
 }  // namespace
 
 ContextLease::ContextLease() : context_(ContextPool::instance().take()) {}
@@ -77,59 +99,84 @@ ContextLease::~ContextLease() { ContextPool::instance().give(std::move(context_)
 
 void contexts_set_threads(int threads) { ContextPool::instance().set_threads(threads); }
 
-Plan plan_make(bool mla, const std::array<std::int64_t, 6>& dims, const std::string& settings,
-               double scale, std::vector<double> frequencies, const std::string& rope_layout,
-               std::int64_t batch, std::int64_t tokens,
-               const std::optional<std::vector<std::int64_t>>& starts, const std::string& backend,
-               int device, bool deterministic, bool portable) {
-  Plan plan;
-  LayerSpec& layer = plan.entry.layer;
-  layer.shape = {mla ? Form::mla : Form::gqa, dims[0], dims[1], dims[2], dims[3], dims[4], dims[5]};
-  layer.settings = settings_parse(settings);
-  layer.scale = scale;
-  if (rope_layout != "half" && rope_layout != "adjacent") {
-    fail("rope_layout must be half or adjacent, not \"" + rope_layout + "\"");
+Backend backend_parse(const std::string& name) {
+  if (name == "reference") return Backend::reference;
+  if (name == "cpu") return Backend::cpu;
+  if (name == "cuda") return Backend::cuda;
+  fail("backend must be auto, reference, cpu or cuda, not \"" + name + "\"");
+}
+
+Plan::Plan(const PlanSpec& spec)
+    : batch(spec.batch), backend(spec.backend), device(spec.device), portable(spec.portable) {
+  LayerSpec& layer = entry.layer;
+  const auto& dims = spec.dims;
+  layer.shape = {
+      spec.mla ? Form::mla : Form::gqa, dims[0], dims[1], dims[2], dims[3], dims[4], dims[5]};
+  layer.settings = settings_parse(spec.settings);
+  layer.scale = spec.scale;
+  if (spec.rope_layout != "half" && spec.rope_layout != "adjacent") {
+    fail("rope_layout must be half or adjacent, not \"" + spec.rope_layout + "\"");
   }
-  layer.rotation.layout = rope_layout == "half" ? RopeLayout::halves : RopeLayout::adjacent;
-  layer.rotation.frequencies = std::move(frequencies);
-  plan.entry.starts = starts ? *starts : std::vector<std::int64_t>{0, tokens};
-  if (starts && batch != 1) fail("cu_seqlens packs documents into a batch of 1");
-  if (starts && (starts->empty() || starts->back() != tokens)) {
-    fail("cu_seqlens must end with the number of tokens, " + std::to_string(tokens));
+  layer.rotation.layout = spec.rope_layout == "half" ? RopeLayout::halves : RopeLayout::adjacent;
+  layer.rotation.frequencies = spec.frequencies;
+  entry.starts = spec.starts ? *spec.starts : std::vector<std::int64_t>{0, spec.tokens};
+  if (spec.starts && batch != 1) fail("cu_seqlens packs documents into a batch of 1");
+  if (spec.starts && (spec.starts->empty() || spec.starts->back() != spec.tokens)) {
+    fail("cu_seqlens must end with the number of tokens, " + std::to_string(spec.tokens));
   }
-  plan.entry.validate();
-  plan.packed = plan.entry;
-  plan.batch = batch;
+  entry.validate();
+  packed = entry;
   if (batch > 1) {
-    plan.packed.starts.clear();
-    for (std::int64_t i = 0; i <= batch; ++i) plan.packed.starts.push_back(i * tokens);
+    packed.starts.clear();
+    for (std::int64_t i = 0; i <= batch; ++i) packed.starts.push_back(i * spec.tokens);
   }
-  plan.backend = backend_parse(backend);
-  plan.device = device;
-  plan.deterministic = deterministic;
-  plan.portable = portable;
-  return plan;
 }
 
-bool plan_packs(const Plan& plan, const std::vector<MaybeView>& views) {
-  return std::all_of(views.begin(), views.end(), [&plan](const MaybeView& view) {
-    const BatchedView batched("a tensor", view, plan.batch);
-    return plan.packs({&batched});
-  });
+OperatorPlace Plan::place() const {
+  OperatorPlace place;
+  place.backend = backend;
+  place.device = device;
+  place.portable = portable;
+  return place;
 }
 
-std::size_t workspace_bytes(const Plan& plan, const std::string& part) {
-  static constexpr std::array<const char*, 4> kParts = {"condense", "condense_backward", "attend",
-                                                        "attend_backward"};
-  const auto found = std::find(kParts.begin(), kParts.end(), part);
-  if (found == kParts.end()) fail("there is no part \"" + part + "\"");
-  const auto which = static_cast<OperatorPart>(found - kParts.begin());
-  const OperatorPlace place = plan.place(0, 0);
-  std::size_t bytes = operator_workspace_bytes(plan.entry, which, place);
-  if (plan.batch > 1 && plan.packs({})) {
-    bytes = std::max(bytes, operator_workspace_bytes(plan.packed, which, place));
+MaybeView Plan::view(nb::handle tensor) const {
+  MaybeView view = view_of(tensor);
+  const bool on_gpu = backend == Backend::cuda;
+  if (view && (view->on_gpu != on_gpu || (on_gpu && view->device != device))) {
+    const auto name = [](bool gpu, int index) {
+      return gpu ? "cuda:" + std::to_string(index) : std::string("cpu");
+    };
+    fail("tensors are on " + name(on_gpu, device) + " and on " + name(view->on_gpu, view->device) +
+         "; they must be on one device");
   }
+  return view;
+}
+
+std::size_t Plan::workspace_bytes(OperatorPart part) const {
+  auto& known = bytes_[static_cast<std::size_t>(part)];
+  std::size_t bytes = known.load(std::memory_order_relaxed);
+  if (bytes > 0) return bytes;
+  constexpr std::size_t kLeast = 256;  // memory of no bytes would have no address
+  bytes = std::max(kLeast, operator_workspace_bytes(entry, part, place()));
+  if (batch > 1 && packs({})) {
+    bytes = std::max(bytes, operator_workspace_bytes(packed, part, place()));
+  }
+  known.store(bytes, std::memory_order_relaxed);
   return bytes;
+}
+
+std::shared_ptr<const Plan> plan_find(const PlanSpec& spec) {
+  constexpr std::size_t kMost = 4096;  // lengths of packed documents may never repeat
+  static std::mutex mutex;
+  static auto& plans = *new std::unordered_map<std::string, std::shared_ptr<const Plan>>;
+  const std::string key = plan_key(spec);
+  const std::lock_guard lock(mutex);
+  if (const auto found = plans.find(key); found != plans.end()) return found->second;
+  auto plan = std::make_shared<const Plan>(spec);
+  if (plans.size() >= kMost) plans.clear();
+  plans.emplace(key, plan);
+  return plan;
 }
 
 }  // namespace lca::python

@@ -1,10 +1,12 @@
 #pragma once
 /// What is fixed about an operator's call, and where it runs.
 
+#include "exchange.h"
 #include "views.h"
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -12,8 +14,6 @@
 #include <vector>
 
 namespace lca::python {
-
-using MaybeView = std::optional<View>;
 
 /// A context for the length of a call, out of those that no other call is using.
 class ContextLease {
@@ -31,29 +31,29 @@ class ContextLease {
 /// Threads of later calls; 0: one per core.
 void contexts_set_threads(int threads);
 
-/// Everything about a call that is not a tensor.
-struct Plan {
-  OperatorSpec entry;   // one entry of the batch
-  OperatorSpec packed;  // all of them as documents
+/// What tells one plan from another.
+struct PlanSpec {
+  bool mla = false;
+  std::array<std::int64_t, 6> dims{};  // heads, kv_heads, d_nope, d_rope, d_latent, d_value
+  std::string settings;                // "group=16 window=1024 …"
+  double scale = 0;
+  std::vector<double> frequencies;
+  std::string rope_layout;
   std::int64_t batch = 1;
+  std::int64_t tokens = 0;
+  std::optional<std::vector<std::int64_t>> starts;
   Backend backend = Backend::cpu;
   int device = 0;
-  bool deterministic = false;
   bool portable = false;
+};
+
+/// Everything about a call that is not a tensor.
+class Plan {
+ public:
+  explicit Plan(const PlanSpec& spec);
 
   /// Representatives of one entry of the batch.
   std::int64_t groups() const { return entry.groups(); }
-
-  OperatorPlace place(std::uintptr_t stream, std::uintptr_t workspace) const {
-    OperatorPlace place;
-    place.backend = backend;
-    place.device = device;
-    place.stream = reinterpret_cast<void*>(stream);
-    place.workspace = reinterpret_cast<void*>(workspace);
-    place.deterministic = deterministic;
-    place.portable = portable;
-    return place;
-  }
 
   bool packs(std::initializer_list<const BatchedView*> tensors) const {
     const bool one_document = entry.layer.settings.summary == Summary::prompt &&
@@ -63,30 +63,45 @@ struct Plan {
                                          [](auto* tensor) { return tensor->is_packed(); }));
   }
 
-  /// Calls `call(spec, at, place)` once with at = −1 for all entries, or for each of them.
+  /// The view of an argument. Throws Error where it lies on another device than the plan's.
+  MaybeView view(nb::handle tensor) const;
+
+  /// Calls `call(spec, at, place)` once with at = −1 for all entries, or for each of them; on a GPU
+  /// on PyTorch's current stream, with scratch that its allocator takes back in stream order.
   template <typename Call>
-  void run(bool together, std::uintptr_t stream, std::uintptr_t workspace, Call&& call) const {
+  void run(OperatorPart part, bool together, Call&& call) const {
+    OperatorPlace where = place();
+    std::optional<TorchScratch> scratch;
+    if (backend == Backend::cuda) {
+      where.stream = torch_stream(device);
+      where.workspace = scratch.emplace(device, workspace_bytes(part)).data();
+    }
     const nb::gil_scoped_release unlocked;
-    OperatorPlace where = place(stream, workspace);
     std::optional<ContextLease> lease;
     if (backend == Backend::cpu) where.context = lease.emplace().get();
     if (together) return call(packed, std::int64_t{-1}, where);
     for (std::int64_t at = 0; at < batch; ++at) call(entry, at, where);
   }
+
+  OperatorSpec entry;   // one entry of the batch
+  OperatorSpec packed;  // all of them as documents
+  std::int64_t batch = 1;
+  Backend backend = Backend::cpu;
+  int device = 0;
+  bool portable = false;
+
+ private:
+  OperatorPlace place() const;
+  /// Device scratch of a part, asked for once.
+  std::size_t workspace_bytes(OperatorPart part) const;
+
+  mutable std::array<std::atomic<std::size_t>, 4> bytes_{};  // 0: not asked for yet
 };
 
-/// `dims`: heads, kv_heads, d_nope, d_rope, d_latent, d_value; `settings`: "group=16 window=1024
-/// …".
-Plan plan_make(bool mla, const std::array<std::int64_t, 6>& dims, const std::string& settings,
-               double scale, std::vector<double> frequencies, const std::string& rope_layout,
-               std::int64_t batch, std::int64_t tokens,
-               const std::optional<std::vector<std::int64_t>>& starts, const std::string& backend,
-               int device, bool deterministic, bool portable);
+/// The plan of a call, out of those that calls had before. They live on this side, so that none is
+/// left to Python when it ends.
+std::shared_ptr<const Plan> plan_find(const PlanSpec& spec);
 
-/// Whether a call with these tensors is one call for the whole batch.
-bool plan_packs(const Plan& plan, const std::vector<MaybeView>& views);
-
-/// Device scratch of a part: "condense", "condense_backward", "attend", "attend_backward".
-std::size_t workspace_bytes(const Plan& plan, const std::string& part);
+Backend backend_parse(const std::string& name);
 
 }  // namespace lca::python

@@ -1,10 +1,13 @@
 #include "views.h"
 
+#include "exchange.h"
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -37,23 +40,13 @@ View view_of_array(const nb::object& object) {
   }
   View view;
   view.dtype = dtype_of(array);
-  for (std::size_t i = 0; i < array.ndim(); ++i) {
-    view.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
-    view.stride.push_back(array.stride(i));
+  view.resize(array.ndim());
+  for (std::size_t i = 0; i < view.dims; ++i) {
+    view.shape[i] = static_cast<std::int64_t>(array.shape(i));
+    view.stride[i] = array.stride(i);
   }
   view.data = const_cast<void*>(array.data());  // outputs are arrays that the package itself made
   view.owner = object;
-  return view;
-}
-
-View view_of_memory(const nb::object& owner, std::uintptr_t address, const std::string& dtype,
-                    std::vector<std::int64_t> shape, std::vector<std::int64_t> stride) {
-  View view;
-  view.data = reinterpret_cast<void*>(address);
-  view.dtype = dtype == "f32" ? DType::f32 : dtype == "f64" ? DType::f64 : DType::bf16;
-  view.shape = std::move(shape);
-  view.stride = std::move(stride);
-  view.owner = owner;
   return view;
 }
 
@@ -73,11 +66,11 @@ nb::object empty_bfloat16(const std::vector<std::size_t>& shape) {
 /// A float32 copy of a view, dense.
 nb::object to_float32(const View& view) {
   std::int64_t count = 1;
-  for (const std::int64_t dim : view.shape) count *= dim;
+  for (std::size_t d = 0; d < view.dims; ++d) count *= view.shape[d];
   auto memory = std::make_unique<float[]>(static_cast<std::size_t>(count) + 1);
   for (std::int64_t i = 0; i < count; ++i) {
     std::int64_t rest = i, at = 0;
-    for (std::size_t d = view.shape.size(); d-- > 0;) {
+    for (std::size_t d = view.dims; d-- > 0;) {
       at += rest % view.shape[d] * view.stride[d];
       rest /= view.shape[d];
     }
@@ -97,29 +90,57 @@ nb::object to_float32(const View& view) {
       }
     }
   }
-  const std::vector<std::size_t> shape(view.shape.begin(), view.shape.end());
+  const std::vector<std::size_t> shape(view.shape.data(), view.shape.data() + view.dims);
   float* data = memory.get();
   const nb::capsule owner(memory.release(),
                           [](void* values) noexcept { delete[] static_cast<float*>(values); });
   return nb::cast(nb::ndarray<nb::numpy, float>(data, shape.size(), shape.data(), owner));
 }
 
-std::string dims_text(const std::vector<std::int64_t>& dims) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    text += (i ? "," : "") + std::to_string(dims[i]);
-  }
-  return text + "]";
+std::vector<std::int64_t> dims_list(const View& view,
+                                    const std::array<std::int64_t, View::kMostDims>& values) {
+  return {values.begin(), values.begin() + view.dims};
 }
 
 }  // namespace
 
-BatchedView::BatchedView(std::string_view name, const std::optional<View>& view, std::int64_t batch)
+void View::resize(std::size_t count) {
+  if (count > kMostDims) {
+    fail("tensors have up to 8 dimensions, not " + std::to_string(count));
+  }
+  dims = count;
+}
+
+std::string view_dims_text(const View& view) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < view.dims; ++i) {
+    text += (i ? ", " : "") + std::to_string(view.shape[i]);
+  }
+  return text + "]";
+}
+
+MaybeView view_of(nb::handle object) {
+  if (object.is_none()) return std::nullopt;
+  const View* known = nullptr;
+  if (nb::try_cast(object, known, false) && known != nullptr) return *known;
+  if (!torch_is_tensor(object)) {
+    fail(std::string("expected a tensor, not ") + Py_TYPE(object.ptr())->tp_name);
+  }
+  View view = torch_view(object);
+  if (view.dims == 0 || view.last() <= 1 || view.stride[view.dims - 1] == 1) return view;
+  const nb::object copy = object.attr("contiguous")();
+  view = torch_view(copy);
+  view.owner = copy;
+  return view;
+}
+
+BatchedView::BatchedView(std::string_view name, const MaybeView& view, std::int64_t batch)
     : batch_(batch) {
   if (!view) return;
-  const std::size_t dims = view->shape.size();
+  owner_ = view->owner;
+  const std::size_t dims = view->dims;
   if (dims != 3 && dims != 4) {
-    fail(std::string(name) + " has shape " + dims_text(view->shape) +
+    fail(std::string(name) + " has shape " + view_dims_text(*view) +
          "; it begins with batch and tokens and has 3 or 4 dimensions");
   }
   if (view->shape[0] != batch) {
@@ -150,32 +171,30 @@ Tensor BatchedView::entry(std::int64_t at) const {
   return tensor;
 }
 
-Tensor shared_view(std::string_view name, const std::optional<View>& view) {
-  Tensor tensor;
-  if (!view) return tensor;
-  if (view->shape.size() != 3) {
-    fail(std::string(name) + " has shape " + dims_text(view->shape) + "; it has 3 dimensions");
+SharedView::SharedView(std::string_view name, const MaybeView& view) {
+  if (!view) return;
+  owner = view->owner;
+  if (view->dims != 3) {
+    fail(std::string(name) + " has shape " + view_dims_text(*view) + "; it has 3 dimensions");
   }
   tensor.data = view->data;
   tensor.dtype = view->dtype;
-  for (std::size_t i = 0; i < 3; ++i) {
-    tensor.shape[i] = view->shape[i];
-    tensor.stride[i] = view->stride[i];
-  }
-  return tensor;
+  std::copy_n(view->shape.begin(), 3, tensor.shape.begin());
+  std::copy_n(view->stride.begin(), 3, tensor.stride.begin());
 }
 
-DenseValues::DenseValues(std::string_view name, const std::optional<View>& view, std::int64_t batch,
+DenseValues::DenseValues(std::string_view name, const MaybeView& view, std::int64_t batch,
                          std::int64_t count_)
     : count(count_) {
   if (!view) return;
+  owner = view->owner;
   std::int64_t values = 1;
-  for (std::size_t i = view->shape.size(); i-- > 0;) {
+  for (std::size_t i = view->dims; i-- > 0;) {
     if (view->shape[i] > 1 && view->stride[i] != values) fail(std::string(name) + " is not dense");
     values *= view->shape[i];
   }
   if (values != batch * count) {
-    fail(std::string(name) + " has shape " + dims_text(view->shape) + ", which is not " +
+    fail(std::string(name) + " has shape " + view_dims_text(*view) + ", which is not " +
          std::to_string(batch * count) + " values");
   }
   if (view->dtype == DType::f32) {
@@ -189,16 +208,16 @@ DenseValues::DenseValues(std::string_view name, const std::optional<View>& view,
 
 void views_bind(nb::module_& module) {
   nb::class_<View>(module, "View", "A tensor as it lies in memory; nothing is copied.")
-      .def_ro("shape", &View::shape)
-      .def_ro("stride", &View::stride, "In elements.")
+      .def_prop_ro("shape", [](const View& view) { return dims_list(view, view.shape); })
+      .def_prop_ro(
+          "stride", [](const View& view) { return dims_list(view, view.stride); }, "In elements.")
       .def_prop_ro("address",
                    [](const View& view) { return reinterpret_cast<std::uintptr_t>(view.data); })
       .def_prop_ro("dtype", [](const View& view) { return dtype_name(view.dtype); });
   module.def("view_of_array", &view_of_array, nb::arg("array"),
              "The view of an array in host memory, by DLPack or the buffer protocol.");
-  module.def("view_of_memory", &view_of_memory, nb::arg("owner"), nb::arg("address"),
-             nb::arg("dtype"), nb::arg("shape"), nb::arg("stride"),
-             "The view of memory that `owner` keeps alive; strides in elements.");
+  module.def("torch_attach", &torch_attach, nb::arg("tensor_type"),
+             "The type of tensors that operators take, torch.Tensor.");
   module.def("empty_bfloat16", &empty_bfloat16, nb::arg("shape"),
              "A new bfloat16 array for __dlpack__.");
   module.def("to_float32", &to_float32, nb::arg("view"), "A float32 numpy copy.");

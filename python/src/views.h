@@ -3,21 +3,41 @@
 
 #include "binding.h"
 
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace lca::python {
 
-/// A tensor of any number of dimensions; strides count elements. It holds on to `owner`.
+/// A tensor of up to eight dimensions; strides count elements. It holds on to `owner`.
 struct View {
+  static constexpr std::size_t kMostDims = 8;
+
+  /// Throws Error where there are too many.
+  void resize(std::size_t count);
+  std::int64_t last() const { return dims ? shape[dims - 1] : 1; }
+
   void* data = nullptr;
   DType dtype = DType::f32;
-  std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> stride;
+  bool on_gpu = false;
+  int device = 0;  ///< of a GPU
+  std::size_t dims = 0;
+  std::array<std::int64_t, kMostDims> shape{};
+  std::array<std::int64_t, kMostDims> stride{};
   nb::object owner;
 };
+
+using MaybeView = std::optional<View>;
+
+/// The view of None, of a View or of a tensor of PyTorch. A tensor whose last dimension is not
+/// contiguous is copied (and the view owns the copy).
+MaybeView view_of(nb::handle object);
+
+/// "[2, 45, 4, 8]"
+std::string view_dims_text(const View& view);
 
 /// A tensor [batch, rows, heads, width] or [batch, rows, width], as one view or a view for each
 /// entry of the batch.
@@ -25,7 +45,7 @@ class BatchedView {
  public:
   BatchedView() = default;
   /// Throws Error naming the tensor where dimensions or batch do not fit.
-  BatchedView(std::string_view name, const std::optional<View>& view, std::int64_t batch);
+  BatchedView(std::string_view name, const MaybeView& view, std::int64_t batch);
 
   /// Whether the rows of the batch are equally far apart, so that they are one tensor.
   bool is_packed() const { return packed_; }
@@ -37,16 +57,22 @@ class BatchedView {
   std::int64_t batch_ = 1;
   std::int64_t batch_stride_ = 0;
   bool packed_ = true;
+  nb::object owner_;
 };
 
 /// A tensor [a, b, c] that the whole batch shares; empty where there is none.
-Tensor shared_view(std::string_view name, const std::optional<View>& view);
+struct SharedView {
+  /// Throws Error naming the tensor where it has other dimensions.
+  SharedView(std::string_view name, const MaybeView& view);
+
+  Tensor tensor;
+  nb::object owner;
+};
 
 /// The values of a dense tensor, float32 or (reference) float64; null where there is none.
 struct DenseValues {
   /// Throws Error naming the tensor where it does not have `batch` times `count` values.
-  DenseValues(std::string_view name, const std::optional<View>& view, std::int64_t batch,
-              std::int64_t count);
+  DenseValues(std::string_view name, const MaybeView& view, std::int64_t batch, std::int64_t count);
 
   /// Those of entry `at` of the batch; of all where `at` is negative.
   float* floats(std::int64_t at) const { return f32 && at > 0 ? f32 + at * count : f32; }
@@ -55,6 +81,7 @@ struct DenseValues {
   float* f32 = nullptr;
   double* f64 = nullptr;
   std::int64_t count = 0;
+  nb::object owner;
 };
 
 }  // namespace lca::python

@@ -15,13 +15,14 @@ KNOBS = {"method": "lca", "group": 16, "window": 1024, "sink": 0, "summary_queri
          "backend": "auto", "return_lse": False}
 
 
-@pytest.mark.parametrize("function, tensors", [
-    (lca.attention, "q k v"), (lca.mla_attention, "q_nope q_rope c k_rope w_uk w_uv")])
-def test_knobs_are_keywords_with_the_defaults_of_preset_training(function, tensors):
+@pytest.mark.parametrize("function, tensors, others", [
+    (lca.attention, "q k v", {}),
+    (lca.mla_attention, "q_nope q_rope c k_rope w_uk w_uv", {"k_nope": None, "v": None})])
+def test_knobs_are_keywords_with_the_defaults_of_preset_training(function, tensors, others):
     parameters = inspect.signature(function).parameters
     assert " ".join(name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD) == tensors
     keywords = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert keywords == KNOBS
+    assert keywords == {**KNOBS, **others}
     assert {name: KNOBS[name] for name in _lca.setting_names()} == _lca.settings_preset("training")
 
 

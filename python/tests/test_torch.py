@@ -1,5 +1,8 @@
 """The operators in PyTorch: gradients, torch.library, torch.compile, checkpointing, copies."""
 
+import subprocess
+import sys
+
 import numpy
 import pytest
 from conftest import SMALL, VARIANTS, backends, difference, gqa_arrays, knobs_for, mla_arrays
@@ -15,6 +18,13 @@ needs_cpu = pytest.mark.skipif("cpu" not in BACKENDS, reason="this build has no 
 
 def tensors(arrays, dtype=torch.float64, grad=True):
     return [torch.tensor(array).to(dtype).requires_grad_(grad) for array in arrays]
+
+
+def mla_tensors(arrays, dtype=torch.float64):
+    """Inputs of MLA with keys and values of tokens that are not made from latents."""
+    inputs = tensors(arrays, dtype, False)
+    torch.manual_seed(11)
+    return [*inputs, *(torch.randn(*inputs[2].shape[:2], *weight.shape[:2]).to(dtype) for weight in inputs[4:])]
 
 
 def torch_knobs(variant, width):
@@ -144,12 +154,16 @@ def test_opcheck_passes(changes):
     reps = [rep.detach().requires_grad_() for rep in torch.ops.lca.condense(None, q, k, v, None, *knobs)[:3]]
     arguments = (None, q, None, k, v, None, *reps, *knobs)
     torch.library.opcheck(torch.ops.lca.attend, arguments, test_utils=OPCHECKS)
+    torch.library.opcheck(torch.ops.lca.attention, (None, q, k, v, *[None] * 4, *knobs), test_utils=OPCHECKS)
 
 
 def test_opcheck_passes_for_mla():
     q_nope, q_rope, c, k_rope, w_uk, w_uv = tensors(mla_arrays(tokens=21))
     knobs = op_knobs(mass="score")
     torch.library.opcheck(torch.ops.lca.condense, (q_nope, q_rope, k_rope, c, w_uk, *knobs), test_utils=OPCHECKS)
+    k_nope, v = (x.detach().requires_grad_() for x in mla_tensors(mla_arrays(tokens=21))[6:])
+    whole = (q_nope, q_rope, k_rope, c, k_nope, v, w_uk, w_uv, *knobs)
+    torch.library.opcheck(torch.ops.lca.attention, whole, test_utils=OPCHECKS)
 
 
 def test_opcheck_passes_for_packed_documents():
@@ -157,6 +171,7 @@ def test_opcheck_passes_for_packed_documents():
     knobs = op_knobs(cu_seqlens=torch.tensor([0, 17, 40], dtype=torch.int32))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.lca.condense, (None, q, k, v, None, *knobs), test_utils=checks)
+    torch.library.opcheck(torch.ops.lca.attention, (None, q, k, v, *[None] * 4, *knobs), test_utils=checks)
 
 
 # --- torch.compile, checkpointing -------------------------------------------------------------------------------
@@ -251,10 +266,15 @@ def test_autocast_runs_in_its_own_type(mla):
 COPIES = ("aten::copy_", "aten::clone", "aten::contiguous", "aten::_to_copy", "aten::to")
 
 
-def copies_of(function):
+def events_of(function):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         function()
-    return sum(event.count for event in profile.key_averages() if event.key in COPIES)
+    return {event.key: event.count for event in profile.key_averages()}
+
+
+def copies_of(function):
+    events = events_of(function)
+    return sum(events.get(name, 0) for name in COPIES)
 
 
 def test_tensors_are_taken_as_they_lie_without_a_copy():
@@ -294,6 +314,24 @@ def test_errors_are_the_librarys_own_lines():
         lca.attention(q, k, v, backend="cuda")
     with pytest.raises(ValueError, match="representatives"):
         lca.attend(q, k, v, None, None, None, **SMALL)
+
+
+def test_a_torch_that_shares_no_tensors_is_refused():
+    from lca import _lca
+    with pytest.raises(ValueError, match="2.11 or newer"):
+        _lca.torch_attach(object)
+
+
+GPU_TOO = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+@pytest.mark.parametrize("device", GPU_TOO)
+def test_python_ends_without_a_word_whatever_the_gpu_has_run(device):
+    kind = "bfloat16" if device == "cuda" else "float"
+    program = (f"import torch, lca\nq = torch.randn(1, 60, 2, 64, device='{device}').{kind}().requires_grad_()\n"
+               "lca.attention(q, q, q, group=4, window=8).sum().backward()\n")
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_numpy_and_torch_give_the_same_numbers():
