@@ -127,7 +127,7 @@ def check_dims(**tensors):
 
 @functools.lru_cache(maxsize=4096)
 def plan(mla, dims, settings, scale, frequencies, rope_layout, batch, tokens, starts, backend, device=0,
-         deterministic=False, portable=False):
+         portable=False):
     """The plan of a call; arguments are hashable."""
     return _lca.plan(mla, list(dims), settings, scale, list(frequencies), rope_layout, batch, tokens,
-                     None if starts is None else list(starts), backend, device, deterministic, portable)
+                     None if starts is None else list(starts), backend, device, portable)

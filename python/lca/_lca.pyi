@@ -41,7 +41,7 @@ class Plan:
     def groups(self) -> int:
         """Representatives of one entry of the batch."""
 
-def plan(mla: bool, dims: Sequence[int], settings: str, scale: float, frequencies: Sequence[float], rope_layout: str, batch: int, tokens: int, starts: Sequence[int] | None, backend: str, device: int, deterministic: bool, portable: bool) -> Plan:
+def plan(mla: bool, dims: Sequence[int], settings: str, scale: float, frequencies: Sequence[float], rope_layout: str, batch: int, tokens: int, starts: Sequence[int] | None, backend: str, device: int, portable: bool) -> Plan:
     """
     dims: heads, kv_heads, d_nope, d_rope, d_latent, d_value. settings: "group=16 …".
     """

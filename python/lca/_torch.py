@@ -92,8 +92,7 @@ class _Run:
         self.cuda = q_rope.is_cuda
         self.plan = _call.plan(
             mla, tuple(dims), settings, scale, _values(rope_frequencies) or (), rope_layout, q_rope.shape[0],
-            q_rope.shape[1], _values(cu_seqlens), _backend_of(backend, q_rope), self.device.index or 0,
-            self.cuda and torch.are_deterministic_algorithms_enabled(), False)
+            q_rope.shape[1], _values(cu_seqlens), _backend_of(backend, q_rope), self.device.index or 0)
 
     def __call__(self, part, *args):
         """Calls a part of the binding; the scratch lives as long as the stream needs it."""

@@ -192,16 +192,15 @@ void operators_bind(nb::module_& module) {
       [](bool mla, const std::vector<std::int64_t>& dims, const std::string& settings, double scale,
          std::vector<double> frequencies, const std::string& rope_layout, std::int64_t batch,
          std::int64_t tokens, const std::optional<std::vector<std::int64_t>>& starts,
-         const std::string& backend, int device, bool deterministic, bool portable) {
+         const std::string& backend, int device, bool portable) {
         std::array<std::int64_t, 6> widths{};
         std::copy_n(dims.begin(), std::min(dims.size(), widths.size()), widths.begin());
         return plan_make(mla, widths, settings, scale, std::move(frequencies), rope_layout, batch,
-                         tokens, starts, backend, device, deterministic, portable);
+                         tokens, starts, backend, device, portable);
       },
       nb::arg("mla"), nb::arg("dims"), nb::arg("settings"), nb::arg("scale"),
       nb::arg("frequencies"), nb::arg("rope_layout"), nb::arg("batch"), nb::arg("tokens"),
-      nb::arg("starts").none(), nb::arg("backend"), nb::arg("device"), nb::arg("deterministic"),
-      nb::arg("portable"),
+      nb::arg("starts").none(), nb::arg("backend"), nb::arg("device"), nb::arg("portable"),
       "dims: heads, kv_heads, d_nope, d_rope, d_latent, d_value. settings: \"group=16 …\".");
   module.def("packs", &plan_packs, nb::arg("plan"), nb::arg("views"),
              "Whether a call with these tensors is one call for the whole batch.");

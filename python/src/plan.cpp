@@ -81,7 +81,7 @@ Plan plan_make(bool mla, const std::array<std::int64_t, 6>& dims, const std::str
                double scale, std::vector<double> frequencies, const std::string& rope_layout,
                std::int64_t batch, std::int64_t tokens,
                const std::optional<std::vector<std::int64_t>>& starts, const std::string& backend,
-               int device, bool deterministic, bool portable) {
+               int device, bool portable) {
   Plan plan;
   LayerSpec& layer = plan.entry.layer;
   layer.shape = {mla ? Form::mla : Form::gqa, dims[0], dims[1], dims[2], dims[3], dims[4], dims[5]};
@@ -106,7 +106,6 @@ Plan plan_make(bool mla, const std::array<std::int64_t, 6>& dims, const std::str
   }
   plan.backend = backend_parse(backend);
   plan.device = device;
-  plan.deterministic = deterministic;
   plan.portable = portable;
   return plan;
 }

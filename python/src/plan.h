@@ -38,7 +38,6 @@ struct Plan {
   std::int64_t batch = 1;
   Backend backend = Backend::cpu;
   int device = 0;
-  bool deterministic = false;
   bool portable = false;
 
   /// Representatives of one entry of the batch.
@@ -50,7 +49,6 @@ struct Plan {
     place.device = device;
     place.stream = reinterpret_cast<void*>(stream);
     place.workspace = reinterpret_cast<void*>(workspace);
-    place.deterministic = deterministic;
     place.portable = portable;
     return place;
   }
@@ -81,7 +79,7 @@ Plan plan_make(bool mla, const std::array<std::int64_t, 6>& dims, const std::str
                double scale, std::vector<double> frequencies, const std::string& rope_layout,
                std::int64_t batch, std::int64_t tokens,
                const std::optional<std::vector<std::int64_t>>& starts, const std::string& backend,
-               int device, bool deterministic, bool portable);
+               int device, bool portable);
 
 /// Whether a call with these tensors is one call for the whole batch.
 bool plan_packs(const Plan& plan, const std::vector<MaybeView>& views);
