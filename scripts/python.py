@@ -115,7 +115,8 @@ def build(python, folder):
 def pytest(python, arguments, report, folder=ROOT, **environment_changes):
     """Runs pytest in a folder; returns how many passed, failed and were skipped."""
     report.unlink(missing_ok=True)
-    surroundings = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment_changes}
+    surroundings = {"OMP_NUM_THREADS": "1",  # of torch, whose threads take longer to meet than tiny models to compute
+                    **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment_changes}
     code = run([python, "-m", "pytest", f"--junitxml={report}", "-rs", "--durations=5", *arguments],
                folder, env=surroundings).returncode
     try:
