@@ -24,7 +24,7 @@ def tiny_rope(name, kind):
         config.rope_parameters["factor"] = 3.0
     else:
         pairs = (getattr(config, "qk_rope_head_dim", None) or config.hidden_size // config.num_attention_heads) // 2
-        config.rope_parameters |= {"original_max_position_embeddings": TRAINED,
+        config.rope_parameters |= {"original_max_position_embeddings": TRAINED, "factor": 4.0,
                                    "short_factor": [1 + 0.3 * i for i in range(pairs)],
                                    "long_factor": [1.1 + 1.7 * i for i in range(pairs)]}
     torch.manual_seed(5)
