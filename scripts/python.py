@@ -5,6 +5,7 @@
     scripts/python.py --build      only the package: build/python/python
     scripts/python.py --environment  only the environment of the tests
     scripts/python.py --oldest     with the oldest torch and transformers it supports
+    scripts/python.py --install    `pip install .` as users run it, where pip compiles the library (minutes)
     scripts/python.py [-- ARGS…]   arguments for pytest, instead of the wheel's test
 
 The tests run in an environment of their own below build/, with the packages of python/requirements.txt (torch and
@@ -20,6 +21,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 
@@ -27,6 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 REQUIREMENTS = {"newest": ROOT / "python" / "requirements.txt", "oldest": ROOT / "python" / "requirements-oldest.txt"}
 CLEAN = ["numpy", "pytest"]  # what the wheel is tested beside
+CLEAN_TESTS = ["test_numpy.py", "test_numpy_engine.py"]
 OLDEST = (3, 11)
 
 
@@ -34,8 +37,8 @@ def say(text):
     print(f"python: {text}", flush=True)
 
 
-def run(command, **kwargs):
-    return subprocess.run([str(part) for part in command], cwd=ROOT, check=False, **kwargs)
+def run(command, folder=ROOT, **kwargs):
+    return subprocess.run([str(part) for part in command], cwd=folder, check=False, **kwargs)
 
 
 def skip(why):
@@ -97,24 +100,25 @@ def environment(python, version, words, name):
     return inside
 
 
-def build(python):
-    """Builds the package; True if that went well."""
-    preset = ["cmake", "--preset", "python", f"-DPython_EXECUTABLE={python}",
+def build(python, folder):
+    """Builds the package in a folder; True if that went well."""
+    preset = ["cmake", "--preset", "python", "-B", folder, f"-DPython_EXECUTABLE={python}",
               f"-DLCA_WERROR={os.environ.get('LCA_WERROR') or 'OFF'}"]
     configure = run(preset, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if configure.returncode:
         print(configure.stdout)
         return False
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
-    return run(["cmake", "--build", "--preset", "python", "--", *quiet]).returncode == 0
+    return run(["cmake", "--build", folder, "--target", "lca-python", "--", *quiet]).returncode == 0
 
 
-def pytest(python, arguments, report, **environment_changes):
-    """Runs pytest; returns how many passed, failed and were skipped."""
+def pytest(python, arguments, report, folder=ROOT, **environment_changes):
+    """Runs pytest in a folder; returns how many passed, failed and were skipped."""
     report.unlink(missing_ok=True)
-    surroundings = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment_changes}
+    surroundings = {"OMP_NUM_THREADS": "1",  # of torch, whose threads take longer to meet than tiny models to compute
+                    **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment_changes}
     code = run([python, "-m", "pytest", f"--junitxml={report}", "-rs", "--durations=5", *arguments],
-               env=surroundings).returncode
+               folder, env=surroundings).returncode
     try:
         suite = ElementTree.parse(report).getroot().find("testsuite")
         total, skipped = int(suite.get("tests")), int(suite.get("skipped"))
@@ -126,14 +130,14 @@ def pytest(python, arguments, report, **environment_changes):
     return max(total - failed - skipped, 0), failed, skipped
 
 
-def test_wheel(python, clean):
+def test_wheel(python, clean, built):
     """Makes a wheel around the library that is built, installs it and runs what needs numpy alone."""
     say("wheel")
-    folder = BUILD / "python" / "wheel"
+    folder = built / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
-    library = BUILD / "python" / "python" / "lca" / "liblca.so"
+    library = built / "python" / "lca" / "liblca.so"
     made = run([python, "-m", "pip", "wheel", ".", "--quiet", "--no-build-isolation", "--no-deps", "-w", folder,
-                "-C", f"cmake.define.LCA_LIBRARY={library}", "-C", f"build-dir={BUILD / 'python' / 'wheel-build'}"],
+                "-C", f"cmake.define.LCA_LIBRARY={library}", "-C", f"build-dir={built / 'wheel-build'}"],
                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wheels = sorted(folder.glob("lca-*.whl"))
     if made.returncode or not wheels:
@@ -143,8 +147,29 @@ def test_wheel(python, clean):
                      "--force-reinstall", "--no-index", wheels[0]]
     if run(install_wheel).returncode:
         return 0, 1, 0
-    return pytest(clean, [ROOT / "python" / "tests" / "test_numpy.py"], BUILD / "python" / "junit-wheel.xml",
-                  PYTHONPATH="")
+    return pytest_installed(clean, "junit-wheel.xml")
+
+
+def pytest_installed(clean, report):
+    """Runs what needs numpy alone with the package that is installed, from a folder of no meaning."""
+    with tempfile.TemporaryDirectory(prefix="lca-") as folder:
+        arguments = ["-p", "no:cacheprovider", *(ROOT / "python" / "tests" / name for name in CLEAN_TESTS)]
+        return pytest(clean, arguments, BUILD / report, folder, PYTHONPATH="")
+
+
+def test_install(python, version):
+    """`pip install .` into a new environment: pip gets the tools and compiles the library."""
+    say("pip install .")
+    clean = environment(python, version, CLEAN, "python-install")
+    start = time.monotonic()
+    folder = BUILD / "python-install"
+    shutil.rmtree(folder, ignore_errors=True)
+    # A folder of its own only so that the compiler cache has what other builds compiled.
+    if run([clean, "-m", "pip", "install", "--disable-pip-version-check", "--force-reinstall", "--no-deps",
+            "-C", f"build-dir={folder}", "."]).returncode:
+        return 0, 1, 0
+    say(f"installed in {(time.monotonic() - start) / 60:.1f} min")
+    return pytest_installed(clean, "junit-install.xml")
 
 
 def main():
@@ -152,28 +177,34 @@ def main():
     options.add_argument("--environment", action="store_true", help="make the environment of the tests and stop")
     options.add_argument("--build", action="store_true", help="build the package and stop")
     options.add_argument("--oldest", action="store_true", help="test with the oldest versions of others' packages")
+    options.add_argument("--install", action="store_true", help="pip install . in a clean environment, and test that")
     options.add_argument("pytest", nargs="*", help="arguments for pytest")
     args = options.parse_args()
     python, version = interpreter()
     BUILD.mkdir(exist_ok=True)
+    if args.install:
+        counts = test_install(python, version)
+        say("{} passed, {} failed, {} skipped".format(*counts))
+        return 1 if counts[1] else 0
     lines = REQUIREMENTS["oldest" if args.oldest else "newest"].read_text().splitlines()
     words = [line for line in lines if line and not line.startswith("#")]
     inside = environment(python, version, words, "python-venv")
     if args.environment:
         return 0
     say("build")
-    if not build(inside):
+    built = BUILD / ("python-oldest" if args.oldest else "python")  # each with its interpreter
+    if not build(inside, built):
         say("0 passed, 1 failed, 0 skipped")
         return 1
     if args.build:
         return 0
     say("test")
-    package = str(BUILD / "python" / "python")
-    counts = pytest(inside, args.pytest or [ROOT / "python" / "tests"], BUILD / "python" / "junit.xml",
+    package = str(built / "python")
+    counts = pytest(inside, args.pytest or [ROOT / "python" / "tests"], BUILD / "junit-python.xml",
                     PYTHONPATH=package)
     if not args.pytest:
         clean = environment(python, version, CLEAN, "python-clean")
-        counts = tuple(map(sum, zip(counts, test_wheel(inside, clean))))
+        counts = tuple(map(sum, zip(counts, test_wheel(inside, clean, built))))
     say("{} passed, {} failed, {} skipped".format(*counts))
     return 1 if counts[1] else 0
 

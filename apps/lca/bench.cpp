@@ -2,7 +2,7 @@
 
 #include "arguments.h"
 #include "attention/layout.h"
-#include "bench_backward.h"
+#include "bench_cpu.h"
 #include "bench_cuda.h"
 #include "command.h"
 #include "core/error.h"
@@ -50,20 +50,6 @@ struct BenchFlags {
   bool backward = false;
 };
 
-struct BenchJob {
-  const NamedShape& model;
-  LayerSpec spec;  // its method is replaced by each of `methods`
-  std::vector<MethodKind> methods;
-  std::vector<std::int64_t> lengths;
-  int threads;
-
-  LayerSpec spec_of(MethodKind kind) const {
-    LayerSpec copy = spec;
-    copy.settings.method = kind;
-    return copy;
-  }
-};
-
 /// Measurements of one method at one length.
 struct Measured {
   MethodKind kind;
@@ -100,7 +86,7 @@ struct BenchReport {
   double gemm() const { return std::max(gemm_before, gemm_after); }
 };
 
-void check_memory(const BenchJob& job) {
+void check_memory(const CpuBench& job) {
   const std::int64_t length = std::ranges::max(job.lengths);
   double caches = 0;
   for (const MethodKind kind : job.methods) {
@@ -116,7 +102,7 @@ void check_memory(const BenchJob& job) {
                  fmt::format("length {}", length_text(length)));
 }
 
-Measured measure_method(const BenchJob& job, MethodKind kind, const Workload& workload,
+Measured measure_method(const CpuBench& job, MethodKind kind, const Workload& workload,
                         std::span<float> out, BenchReport& report) {
   // A new context, so that the scratch memory of one method is not held while another is measured.
   Context context(job.threads);
@@ -133,7 +119,7 @@ Measured measure_method(const BenchJob& job, MethodKind kind, const Workload& wo
   return measured;
 }
 
-BenchRow measure_row(const BenchJob& job, std::int64_t length, Progress& progress,
+BenchRow measure_row(const CpuBench& job, std::int64_t length, Progress& progress,
                      BenchReport& report) {
   heap_trim();
   Context context(job.threads);
@@ -155,7 +141,7 @@ BenchRow measure_row(const BenchJob& job, std::int64_t length, Progress& progres
   return row;
 }
 
-BenchReport measure(const BenchJob& job) {
+BenchReport measure(const CpuBench& job) {
   double work = 0.6;
   for (const std::int64_t length : job.lengths) {
     for (const MethodKind kind : job.methods) work += work_estimate(job.spec_of(kind), length);
@@ -205,23 +191,13 @@ Json row_json(const BenchRow& row, const BenchReport& report) {
   return json;
 }
 
-void print_report_json(const BenchJob& job, const BenchReport& report) {
+void print_report_json(const CpuBench& job, const BenchReport& report) {
   Json rows = Json::array();
   for (const BenchRow& row : report.rows) rows.push_back(row_json(row, report));
-  Json settings = settings_json(job.spec.settings);
-  settings.erase("method");  // named by the columns
-  settings["scale"] = job.spec.softmax_scale();
-  const Json json = {{"rows", std::move(rows)},
-                     {"threads", job.threads},
-                     {"backend", "cpu"},
-                     {"shape", job.model.name},
-                     {"dtype", dtype_name(job.spec.dtype)},
-                     {"machine", machine_name()},
-                     {"date", date_text()},
-                     {"settings", std::move(settings)},
-                     {"gemm_gflops_before", report.gemm_before},
-                     {"gemm_gflops_after", report.gemm_after},
-                     {"peak_is_per_row", report.peak_is_per_row}};
+  Json json = bench_json(job, std::move(rows));
+  json["gemm_gflops_before"] = report.gemm_before;
+  json["gemm_gflops_after"] = report.gemm_after;
+  json["peak_is_per_row"] = report.peak_is_per_row;
   print(json.dump() + "\n");
 }
 
@@ -236,7 +212,7 @@ std::string dense_over_lca(const BenchRow& row, Member member) {
   return times_text(static_cast<double>(dense->*member) / static_cast<double>(lca->*member));
 }
 
-std::string prefill_table(const BenchJob& job, const BenchReport& report) {
+std::string prefill_table(const CpuBench& job, const BenchReport& report) {
   std::vector<std::string> header = {"length"};
   for (const MethodKind kind : job.methods) header.push_back(method_text(kind));
   header.emplace_back("speed-up");
@@ -264,7 +240,7 @@ std::string prefill_table(const BenchJob& job, const BenchReport& report) {
   return table.text();
 }
 
-std::string decode_table(const BenchJob& job, const BenchReport& report) {
+std::string decode_table(const CpuBench& job, const BenchReport& report) {
   std::vector<std::string> header = {"length"};
   for (const MethodKind kind : job.methods) header.push_back(method_text(kind) + " step");
   header.emplace_back("speed-up");
@@ -291,11 +267,9 @@ std::string decode_table(const BenchJob& job, const BenchReport& report) {
   return table.text();
 }
 
-void print_table(const BenchJob& job, const BenchReport& report) {
-  std::string text = fmt::format(
-      "{}, {}, {} threads, {}, {}\n{}\n\nPrefill\n\n{}\nDecode and memory\n\n{}\n", job.model.name,
-      dtype_name(job.spec.dtype), job.threads, machine_name(), date_text(),
-      settings_line(job.spec.settings), prefill_table(job, report), decode_table(job, report));
+void print_table(const CpuBench& job, const BenchReport& report) {
+  std::string text = fmt::format("{}\nPrefill\n\n{}\nDecode and memory\n\n{}\n", bench_head(job),
+                                 prefill_table(job, report), decode_table(job, report));
   text += fmt::format("gemm: {} GFLOP/s before, {} after; the better one counts.\n",
                       number_text(report.gemm_before), number_text(report.gemm_after));
   if (!report.peak_is_per_row) {
@@ -346,22 +320,47 @@ void run(const BenchFlags& flags) {
   cuda_only_check(flags.batch, "--batch", on_cuda);
   if (on_cuda) return run_cuda(flags, options);
   const NamedShape& model = named_shape(flags.shape.text);
-  BenchJob job{
+  CpuBench job{
       model,
       workload_layer(model.shape, flags.knobs.apply(Settings{}),
                      dtype_parse("--dtype", flags.dtype.text), flags.knobs.scale(model.scale)),
       methods_parse(flags.methods.text),
-      counts_parse("--lengths", flags.lengths.text, 1, kLongestLength), flags.common.threads()};
+      counts_parse("--lengths", flags.lengths.text, 1, kLongestLength),
+      flags.common.threads(),
+      flags.json};
   if (job.threads == 0) job.threads = Context(0).threads();
-  if (flags.backward) {
-    return backward_bench({job.model, job.spec, job.methods, job.lengths, job.threads, flags.json});
-  }
+  if (flags.backward) return backward_bench(job);
   check_memory(job);
   const BenchReport report = measure(job);
-  flags.json ? print_report_json(job, report) : print_table(job, report);
+  job.json ? print_report_json(job, report) : print_table(job, report);
 }
 
 }  // namespace
+
+LayerSpec CpuBench::spec_of(MethodKind kind) const {
+  LayerSpec copy = spec;
+  copy.settings.method = kind;
+  return copy;
+}
+
+std::string bench_head(const CpuBench& job) {
+  return fmt::format("{}, {}, {} threads, {}, {}\n{}\n", job.model.name, dtype_name(job.spec.dtype),
+                     job.threads, machine_name(), date_text(), settings_line(job.spec.settings));
+}
+
+nlohmann::ordered_json bench_json(const CpuBench& job, nlohmann::ordered_json rows) {
+  Json settings = settings_json(job.spec.settings);
+  settings.erase("method");  // named by rows or columns
+  settings["scale"] = job.spec.softmax_scale();
+  return {{"rows", std::move(rows)},
+          {"threads", job.threads},
+          {"backend", "cpu"},
+          {"shape", job.model.name},
+          {"dtype", dtype_name(job.spec.dtype)},
+          {"machine", machine_name()},
+          {"date", date_text()},
+          {"settings", std::move(settings)}};
+}
 
 Command bench_attention_command(CLI::App& parent) {
   auto flags = std::make_shared<BenchFlags>();

@@ -2,7 +2,7 @@
 /// attention, forward and backward. MLA's products with W_uk and W_uv between the two are not in
 /// it.
 
-#include "bench_backward.h"
+#include "bench_cpu.h"
 
 #include "arguments.h"
 #include "attention/layout.h"
@@ -194,10 +194,9 @@ double step_operations(const LayerSpec& spec, std::int64_t length) {
   return 2 * widths * static_cast<double>(shape.heads) * pairs;
 }
 
-BackwardRow step_measure(const BackwardBench& job, MethodKind kind, const Workload& workload) {
+BackwardRow step_measure(const CpuBench& job, MethodKind kind, const Workload& workload) {
   Context context(job.threads);
-  LayerSpec layer = job.spec;
-  layer.settings.method = kind;
+  const LayerSpec layer = job.spec_of(kind);
   TrainingStep step(context, layer, workload);
   BackwardRow row{workload.length(), kind, step.run(), step_operations(layer, workload.length()),
                   static_cast<std::int64_t>(context.memory().scratch)};
@@ -212,7 +211,7 @@ BackwardRow step_measure(const BackwardBench& job, MethodKind kind, const Worklo
   return row;
 }
 
-void steps_print(const BackwardBench& job, const std::vector<BackwardRow>& rows) {
+void steps_print(const CpuBench& job, const std::vector<BackwardRow>& rows) {
   Table table({"length", "method", "condense", "attend", "attend backward", "condense backward",
                "forward", "together", "GFLOP/s", "processor", "scratch"});
   for (const BackwardRow& row : rows) {
@@ -226,13 +225,12 @@ void steps_print(const BackwardBench& job, const std::vector<BackwardRow>& rows)
     table.add(cells);
   }
   print(
-      fmt::format("{}, {}, {} threads, {}, {}\n{}\n\nOne training step of one layer\n\n{}\n"
+      fmt::format("{}\nOne training step of one layer\n\n{}\n"
                   "processor: time of all threads, which other programs disturb less.\n",
-                  job.model.name, dtype_name(job.spec.dtype), job.threads, machine_name(),
-                  date_text(), settings_line(job.spec.settings), table.text()));
+                  bench_head(job), table.text()));
 }
 
-void steps_print_json(const BackwardBench& job, const std::vector<BackwardRow>& rows) {
+void steps_print_json(const CpuBench& job, const std::vector<BackwardRow>& rows) {
   Json list = Json::array();
   for (const BackwardRow& row : rows) {
     list.push_back({{"length", row.length},
@@ -246,23 +244,12 @@ void steps_print_json(const BackwardBench& job, const std::vector<BackwardRow>& 
                     {"processor_ms", 1e3 * row.times.processor},
                     {"scratch_bytes", row.scratch}});
   }
-  Json settings = settings_json(job.spec.settings);
-  settings.erase("method");  // named by the rows
-  settings["scale"] = job.spec.softmax_scale();
-  const Json json = {{"rows", std::move(list)},
-                     {"threads", job.threads},
-                     {"backend", "cpu"},
-                     {"shape", job.model.name},
-                     {"dtype", dtype_name(job.spec.dtype)},
-                     {"machine", machine_name()},
-                     {"date", date_text()},
-                     {"settings", std::move(settings)}};
-  print(json.dump() + "\n");
+  print(bench_json(job, std::move(list)).dump() + "\n");
 }
 
 }  // namespace
 
-void backward_bench(const BackwardBench& job) {
+void backward_bench(const CpuBench& job) {
   // Inputs, outputs and their gradients, and the operators' scratch memory.
   const std::int64_t longest = std::ranges::max(job.lengths);
   const AttentionShape& shape = job.spec.shape;

@@ -30,14 +30,14 @@ struct OperatorSpec {
   void validate() const;
 };
 
-/// Where a call runs. Tensors lie in host memory, or with Backend::cuda in that device's.
+/// Where a call runs. Tensors lie in host memory, or with Backend::cuda in that device's. The same
+/// call gives the same bits every time, whatever the number of threads or the order blocks end in.
 struct OperatorPlace {
   Backend backend = Backend::cpu;
   Context* context = nullptr;  ///< cpu: threads and scratch
   int device = 0;              ///< cuda
   void* stream = nullptr;      ///< cuda: the cudaStream_t that work is enqueued on
   void* workspace = nullptr;   ///< cuda: operator_workspace_bytes of device memory
-  bool deterministic = false;  ///< cuda: gradients do not depend on the order blocks finish in
   bool portable = false;       ///< cuda: only kernels that every GPU since sm_80 runs
 };
 

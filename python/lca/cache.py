@@ -32,6 +32,7 @@ class Row:
     semantic: Tensor | None = None  # [rows, KV, d_semantic]: sink, then window
     positional: Tensor | None = None
     queries: Tensor | None = None  # [rows, H, d]: the last ones, up to `length`
+    rope_length: int | None = None  # whose frequencies its keys have, where they depend on the length
 
     def bytes(self) -> int:
         """Bytes of representatives and exact rows."""

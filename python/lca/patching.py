@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import torch
@@ -21,7 +20,8 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers import __version__ as transformers_version
 from transformers.masking_utils import AttentionMaskInterface
 
-from . import operators, reference
+from . import _rope, operators, reference
+from ._pass import Part, Pass, pass_plan
 from .cache import Cache, Row
 from .settings import resolve, settings_of_layers
 
@@ -34,88 +34,6 @@ _OLDEST = (5, 17)
 
 
 # --- one forward pass ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Pass:
-    """What the layers of one forward pass share."""
-
-    batch: int
-    tokens: int
-    settings: tuple
-    cu_seqlens: Tensor | None = None  # packed documents, or rows without their padding
-    index: Tensor | None = None  # where the packed tokens lie in the padded batch; None: everywhere
-    frequencies: Tensor | None = None
-    cache: Cache | None = None
-    lengths: list = field(default_factory=list)  # of rows, without padding
-
-    def pack(self, x: Tensor) -> Tensor:
-        """[B, n, …] as one packed sequence [1, N, …], or as it is where every row is one whole document."""
-        if self.cu_seqlens is None:
-            return x
-        flat = x.reshape(1, -1, *x.shape[2:])
-        return flat if self.index is None else flat[:, self.index]
-
-    def unpack(self, x: Tensor) -> Tensor:
-        if self.cu_seqlens is None:
-            return x
-        if self.index is not None:
-            full = x.new_zeros(self.batch * self.tokens, *x.shape[2:])
-            x = full.index_copy(0, self.index, x[0])
-        return x.reshape(self.batch, self.tokens, *x.shape[-2:])
-
-
-def _row_ranges(mask: Tensor | None, batch: int, tokens: int) -> list[tuple[int, int]]:
-    """First and last + 1 of the real tokens of every row."""
-    if mask is None:
-        return [(0, tokens)] * batch
-    if mask.dim() != 2:
-        raise ValueError("lca takes a 2-dimensional attention_mask (padding); other masks have no meaning here")
-    real = mask[:, -tokens:].bool()
-    count = real.sum(1)
-    first = real.int().argmax(1)
-    last = tokens - real.flip(1).int().argmax(1)
-    if not bool(((last - first == count) & (count > 0)).all()):
-        raise ValueError("attention_mask must be 1 on one run of tokens in each row, with padding on the left or right")
-    return list(zip(first.tolist(), last.tolist()))
-
-
-def _documents(rows, position_ids: Tensor | None, tokens: int) -> list[tuple[int, int]]:
-    """The documents of a padded batch as ranges of flat token indices: a row, cut where positions start again."""
-    documents = []
-    resets = None
-    if position_ids is not None and tokens > 1:
-        steps = position_ids[:, 1:] - position_ids[:, :-1] != 1
-        resets = steps.expand(len(rows), -1).nonzero().tolist() if bool(steps.any()) else None
-    for row, (first, last) in enumerate(rows):
-        inside = [at + 1 for r, at in resets or [] if r == row and first <= at < last - 1]
-        cuts = [first, *inside, last]
-        documents += [(row * tokens + a, row * tokens + b) for a, b in zip(cuts, cuts[1:])]
-    return documents
-
-
-def _plan(state: State, kwargs: dict, batch: int, tokens: int, device) -> Pass:
-    cache = kwargs.get("past_key_values")
-    plan = Pass(batch, tokens, state.settings, cache=cache, frequencies=state.frequencies())
-    mask = kwargs.get("attention_mask")
-    past = cache.get_seq_length() if cache is not None else 0
-    if past and tokens == 1:
-        plan.lengths = [1] * batch
-        return plan
-    rows = _row_ranges(mask, batch, tokens)
-    documents = _documents(rows, None if past else kwargs.get("position_ids"), tokens)
-    if cache is not None and len(documents) != batch:
-        raise ValueError("packed documents have no cache: pass use_cache=False")
-    plan.lengths = [last - first for first, last in rows]
-    if past:
-        plan.index = torch.tensor([first for first, _ in rows])
-        return plan
-    if documents != [(row * tokens, (row + 1) * tokens) for row in range(batch)]:
-        lengths = torch.tensor([b - a for a, b in documents])
-        plan.cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)
-        if sum(plan.lengths) != batch * tokens:
-            plan.index = torch.cat([torch.arange(a, b) for a, b in documents]).to(device)
-    return plan
 
 
 def _before_model(model: nn.Module, args, kwargs):
@@ -145,7 +63,7 @@ def _before_model(model: nn.Module, args, kwargs):
         kwargs["past_key_values"] = Cache(state.settings)
     else:
         kwargs["past_key_values"] = None
-    kwargs["lca_pass"] = _plan(state, kwargs, inputs.shape[0], inputs.shape[1], inputs.device)
+    kwargs["lca_pass"] = pass_plan(state, kwargs, inputs.shape[0], inputs.shape[1], inputs.device)
     return (), kwargs
 
 
@@ -155,8 +73,10 @@ def _before_model(model: nn.Module, args, kwargs):
 class _Gqa:
     """How a GQA layer's tensors are condensed and attended; `semantic` is the value, `positional` the key."""
 
-    def __init__(self, scale, frequencies):
-        self.scale, self.frequencies = scale, frequencies
+    frequencies = None  # of the row at hand
+
+    def __init__(self, scale):
+        self.scale = scale
 
     def condense(self, query, semantic, positional, options):
         rep_k, rep_v, bias = operators.condense(query, positional, semantic, scale=self.scale, **options)
@@ -183,8 +103,10 @@ class _Gqa:
 class _Mla:
     """The same for MLA; a query is its part without position, then the one with it."""
 
-    def __init__(self, module, scale, frequencies):
-        self.module, self.scale, self.frequencies = module, scale, frequencies
+    frequencies = None  # of the row at hand
+
+    def __init__(self, module, scale):
+        self.module, self.scale = module, scale
         self.w_uk = None
 
     def _up(self, latents):
@@ -244,15 +166,22 @@ def _run(plan: Pass, layer: int, form, query: Tensor, semantic: Tensor, position
     held = plan.cache.layers[layer] if plan.cache is not None else None
     if held is not None and held.seen:
         return _extend(plan, held, SimpleNamespace(**knobs), form, query, semantic, positional)
-    options = dict(knobs, cu_seqlens=plan.cu_seqlens)
-    if knobs["positions"] == "entry":
-        options["rope_frequencies"] = plan.frequencies
-    q, s, p = plan.pack(query), plan.pack(semantic), plan.pack(positional)
-    reps = form.condense(q, s, p, options)
-    out = plan.unpack(form.attend(q, s, p, reps, options))
+    total = None
+    rows = {}
+    for part in plan.parts:
+        options = dict(knobs, cu_seqlens=part.cu_seqlens)
+        if knobs["positions"] == "entry":
+            options["rope_frequencies"] = part.frequencies
+        q, s, p = part.pack(query), part.pack(semantic), part.pack(positional)
+        reps = form.condense(q, s, p, options)
+        out = part.unpack(form.attend(q, s, p, reps, options))
+        total = out if total is None else total + out  # 0 where the documents of others lie
+        if held is not None:
+            rows.update(_rows(plan, part, SimpleNamespace(**knobs), q, s, p, reps))
     if held is not None:
-        _store(plan, held, SimpleNamespace(**knobs), q, s, p, reps)
-    return out
+        held.rows = [rows[row] for row in range(plan.batch)]
+        held.seen = plan.tokens
+    return total
 
 
 def _four(x: Tensor) -> Tensor:
@@ -260,32 +189,34 @@ def _four(x: Tensor) -> Tensor:
     return x if x.dim() == 4 else x.unsqueeze(2)
 
 
-def _store(plan: Pass, held, knobs, q, semantic, positional, reps) -> None:
+def _rows(plan: Pass, part: Part, knobs, q, semantic, positional, reps) -> dict[int, Row]:
+    """What the cache keeps of the rows of a part."""
     semantic, positional = _four(semantic).detach(), _four(positional).detach()
     bias = reps[2].detach() if reps[2].dim() == 3 else reps[2].detach().unsqueeze(2)
     rep_semantic, rep_positional = _four(reps[0]).detach(), _four(reps[1]).detach()
+    rows = {}
     token = group = 0
-    for row, length in enumerate(plan.lengths):
+    for row in part.rows:
+        length = plan.lengths[row]
         m = reference.groups_at(knobs, length)
-        if plan.cu_seqlens is None:
+        if part.cu_seqlens is None:
             at, token, group = row, 0, 0
         else:
             at = 0
         tokens, groups = slice(token, token + length), slice(group, group + m)
-        state = Row()
-        state.store(knobs, q[at, tokens].detach(), semantic[at, tokens], positional[at, tokens],
-                    (rep_semantic[at, groups], rep_positional[at, groups], bias[at, groups]))
-        held.rows.append(state)
+        rows[row] = Row(rope_length=plan.rope_lengths[row])
+        rows[row].store(knobs, q[at, tokens].detach(), semantic[at, tokens], positional[at, tokens],
+                        (rep_semantic[at, groups], rep_positional[at, groups], bias[at, groups]))
         token, group = token + length, group + m
-    held.seen = plan.tokens
+    return rows
 
 
 def _extend(plan: Pass, held, knobs, form, query, semantic, positional) -> Tensor:
     semantic, positional = _four(semantic), _four(positional)
-    firsts = plan.index.tolist() if plan.index is not None else [0] * plan.batch
     rows = []
-    for row, (first, length) in enumerate(zip(firsts, plan.lengths)):
+    for row, (first, length) in enumerate(zip(plan.firsts, plan.lengths)):
         at = (row, slice(first, first + length))
+        form.frequencies = plan.frequencies[row]
         out = held.rows[row].extend(knobs, form, query[at], semantic[at], positional[at])
         rows.append(nn.functional.pad(out, (0, 0, 0, 0, first, plan.tokens - first - length)))
     held.seen += plan.tokens
@@ -298,7 +229,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, dropout=
         raise RuntimeError("attention `lca` works in a model that lca.patch has changed")
     if dropout:
         raise ValueError("lca has no attention dropout: set attention_dropout to 0")
-    form = _Gqa(scaling, lca_pass.frequencies)
+    form = _Gqa(scaling)
     out = _run(lca_pass, module.layer_idx, form, query.transpose(1, 2), value.transpose(1, 2), key.transpose(1, 2))
     return out, None
 
@@ -320,7 +251,7 @@ def _mla_forward(self, hidden_states, *, position_embeddings, lca_pass=None, **k
     latent = self.kv_a_layernorm(latent)
     rope, k_rope = _rotate(self, rope.transpose(1, 2), k_rope.unsqueeze(1), position_embeddings)
     query = torch.cat([nope, rope.transpose(1, 2)], -1)
-    form = _Mla(self, self.scaling, lca_pass.frequencies)
+    form = _Mla(self, self.scaling)
     out = _run(lca_pass, self.layer_idx, form, query, latent, k_rope.squeeze(1))
     return self.o_proj(out.reshape(batch, tokens, -1)), None
 
@@ -346,22 +277,41 @@ class State:
         self.chosen: dict = {}  # as written in the config
         self.settings: tuple = ()  # of every layer
         self.hook = None
+        self.follows_length = False  # entry positions, and RoPE frequencies that depend on the length
+        self.turns: _rope.Turns | None = None  # then: those of the present pass
 
     def set(self, chosen: dict) -> None:
         self.chosen = chosen
         layers = self.config.num_hidden_layers
         layout = _LAYOUT.get(type(self.decoder).__name__, "half")
         self.settings = tuple(dict(one, rope_layout=layout) for one in settings_of_layers(chosen, layers))
-        if any(one["positions"] == "entry" for one in self.settings):
-            kind = getattr(self.decoder.rotary_emb, "rope_type", "default")
-            if kind in ("dynamic", "longrope"):
-                raise ValueError(f"positions `entry` with rope type {kind}: its frequencies follow the length in "
-                                 "tokens here; the engine (lca.Engine) follows entries")
+        condenses = any(one["positions"] == "entry" and one["method"] != "dense" for one in self.settings)
+        rotary = self.decoder.rotary_emb
+        self.follows_length = condenses and _rope.depends_on_length(rotary)
+        if self.follows_length:
+            rotary._lca, rotary.forward = self, types.MethodType(_rope.rotary_forward, rotary)
+        else:
+            self.rotary_restore()
 
-    def frequencies(self):
-        if not any(one["positions"] == "entry" for one in self.settings):
+    def rotary_restore(self) -> None:
+        for name in ("_lca", "forward"):
+            self.decoder.rotary_emb.__dict__.pop(name, None)
+
+    def rope_length(self, count: int) -> int | None:
+        """The length whose frequencies a first prompt of so many tokens decides on; None: the model's, always."""
+        if not self.follows_length:
             return None
-        return self.decoder.rotary_emb.inv_freq
+        return _rope.rope_length(self.decoder.rotary_emb, _rope.entries(self.settings, count))
+
+    def frequencies(self, documents, lengths, batch: int, tokens: int, device):
+        """The frequencies of a RoPE length as a function, for documents of these RoPE lengths."""
+        rotary = self.decoder.rotary_emb
+        if not self.follows_length:
+            needed = any(one["positions"] == "entry" for one in self.settings)
+            return lambda length: rotary.inv_freq if needed else None
+        self.turns = _rope.Turns(rotary, lengths, device)
+        self.turns.assign([(*document, length) for document, length in zip(documents, lengths)], batch, tokens, device)
+        return self.turns.of
 
 
 def _decoder(model: nn.Module) -> nn.Module:
@@ -436,6 +386,7 @@ def unpatch(model: PreTrainedModel) -> PreTrainedModel:
     if state is None:
         return model
     state.hook.remove()
+    state.rotary_restore()
     for module in _attention_modules(decoder):
         module.__dict__.pop("forward", None)
     decoder.config._attn_implementation = state.before

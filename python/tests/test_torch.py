@@ -404,17 +404,13 @@ def test_the_gpu_takes_packed_documents_and_strided_batches():
 
 
 @cuda
-def test_deterministic_gradients_repeat():
+def test_gradients_are_the_same_bits_every_time():
     inputs = [x.bfloat16().cuda() for x in tensors(gqa_arrays(tokens=2000, width=64, value=64), grad=False)]
     grad = torch.randn(2, 2000, 4, 64, device="cuda").bfloat16()
-    torch.use_deterministic_algorithms(True)
-    try:
-        results = []
-        for _ in range(3):
-            leaves = [x.clone().requires_grad_() for x in inputs]
-            results.append(torch.autograd.grad(lca.attention(*leaves, **SMALL), leaves, grad))
-    finally:
-        torch.use_deterministic_algorithms(False)
+    results = []
+    for _ in range(3):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        results.append(torch.autograd.grad(lca.attention(*leaves, **SMALL), leaves, grad))
     for result in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(result, results[0]))
 

@@ -14,16 +14,16 @@
 #include <string>
 #include <vector>
 
-#include "attention/operator_grids.h"
 #include "core/context_state.h"
 #include "support/compare.h"
 #include "support/operator_case.h"
+#include "support/operator_runs.h"
 
 namespace lca::test {
 namespace {
 
 constexpr double kOperatorF32 = 1e-4;
-constexpr double kOperatorBf16 = 2e-2;
+constexpr double kOperatorBf16 = 1e-2;  // results, and what they are added to, are rounded by 2⁻⁹
 
 // The largest errors of a test, and how many cases were drawn again.
 struct OperatorTally {
@@ -32,13 +32,13 @@ struct OperatorTally {
   std::string where_f32, where_bf16;
   int redraws = 0;
 
-  void check(OperatorCase& a_case, Context& context) {
-    OperatorResults expected = reference_results(a_case);
+  void check(const OperatorCase& a_case, Context& context) {
+    const OperatorResults expected = reference_results(a_case);
     if (has_near_tie(a_case, expected)) {
       ++redraws;
       return;
     }
-    const OperatorResults actual = cpu_results(a_case, context);
+    const OperatorResults actual = cpu_results(a_case, context, {.out = &expected.out});
     std::string where;
     const double error = worst_error(expected, actual, where);
     const bool is_f32 = a_case.dtype == DType::f32;
@@ -63,7 +63,8 @@ TEST(OperatorCpu, AgreesWithTheReferenceOnRandomConfigurations) {
   for (std::int64_t i = 0; i < cases && !HasFailure(); ++i) {
     SCOPED_TRACE("case " + std::to_string(i));
     Random random(160000 + static_cast<std::uint64_t>(i));
-    OperatorCase a_case = random_operator_case(random, random.pick<std::int64_t>({20, 60, 130}));
+    const OperatorCase a_case =
+        random_operator_case(random, random.pick<std::int64_t>({20, 60, 130}));
     tally.check(a_case, *contexts[static_cast<std::size_t>(i % 3)]);
   }
   tally.finish();
@@ -92,6 +93,8 @@ TEST(OperatorCpu, AgreesWithTheReferenceAcrossTilesBlocksAndChunks) {
   OperatorTally tally;
   for (std::size_t i = 0; i < all.size() && !HasFailure(); i += scaled_step(3)) {
     for (const Positions positions : {Positions::token, Positions::entry}) {
+      const bool turn = i % 2 == (positions == Positions::entry ? 1 : 0);
+      if (test_scale() < 1 && !turn) continue;  // the reference takes most of the time
       Random random(161000 + static_cast<std::uint64_t>(i));
       LayerSpec layer;
       layer.shape = all[i].shape;
@@ -107,7 +110,7 @@ TEST(OperatorCpu, AgreesWithTheReferenceAcrossTilesBlocksAndChunks) {
                                           0.37);
       }
       const DType dtype = i % 2 == 0 ? DType::f32 : DType::bf16;
-      OperatorCase a_case = operator_case(layer, all[i].starts, dtype, random);
+      const OperatorCase a_case = operator_case(layer, all[i].starts, dtype, random);
       tally.check(a_case, context);
     }
   }
@@ -162,13 +165,14 @@ TEST(OperatorCpu, EveryInstructionSetAgreesWithTheReference) {
   Context context(2);
   for (std::int64_t i = 0; i < scaled(60) && !HasFailure(); ++i) {
     Random random(162000 + static_cast<std::uint64_t>(i));
-    OperatorCase a_case = random_operator_case(random, i % 6 == 0 ? 300 : 60);
-    OperatorResults expected = reference_results(a_case);
+    const OperatorCase a_case = random_operator_case(random, i % 6 == 0 ? 300 : 60);
+    const OperatorResults expected = reference_results(a_case);
     if (has_near_tie(a_case, expected)) continue;
     for (std::int64_t target : targets) {
       const OperatorTarget chosen(target);
       std::string where;
-      EXPECT_LE(worst_error(expected, cpu_results(a_case, context), where),
+      const OperatorResults actual = cpu_results(a_case, context, {.out = &expected.out});
+      EXPECT_LE(worst_error(expected, actual, where),
                 a_case.dtype == DType::f32 ? kOperatorF32 : kOperatorBf16)
           << where << " " << hwy::TargetName(target) << " case " << i << " " << describe(a_case);
     }
@@ -177,9 +181,9 @@ TEST(OperatorCpu, EveryInstructionSetAgreesWithTheReference) {
 
 TEST(OperatorCpu, GradientsThatAreNotWantedChangeNoOthers) {
   Context context(2);
-  for (std::uint64_t i = 0; i < 60; ++i) {
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(scaled(60)); ++i) {
     Random random(163000 + i);
-    OperatorCase a_case = random_operator_case(random, 50);
+    const OperatorCase a_case = random_operator_case(random, 50);
     const OperatorResults all = cpu_results(a_case, context);
     const auto unwanted = static_cast<unsigned>(random.integer(1, 511));
     const OperatorResults some = cpu_results(a_case, context, {.unwanted = unwanted});
@@ -194,7 +198,7 @@ TEST(OperatorCpu, GradientsThatAreNotWantedChangeNoOthers) {
 }
 
 TEST(OperatorCpu, ScratchMemoryGrowsWithTheTokensNotTheirPairs) {
-  constexpr std::int64_t kTokens = 3000;
+  const std::int64_t tokens = test_scale() < 1 ? 1200 : 3000;
   for (const AttentionShape& shape :
        {AttentionShape::gqa(4, 2, 16, 16), AttentionShape::mla(3, 16, 8, 24, 16)}) {
     for (const MethodKind method : {MethodKind::lca, MethodKind::window, MethodKind::dense}) {
@@ -206,16 +210,16 @@ TEST(OperatorCpu, ScratchMemoryGrowsWithTheTokensNotTheirPairs) {
       const auto scratch = [&](std::int64_t length) {
         Random random(164);
         Context context(2);
-        OperatorCase a_case = operator_case(layer, {0, length}, DType::f32, random);
+        const OperatorCase a_case = operator_case(layer, {0, length}, DType::f32, random);
         cpu_results(a_case, context, {.poison = false});
         return static_cast<double>(context.memory().scratch);
       };
       const double fixed = scratch(64);
-      const double once = scratch(kTokens / 2) - fixed;
-      const double twice = scratch(kTokens) - fixed;
+      const double once = scratch(tokens / 2) - fixed;
+      const double twice = scratch(tokens) - fixed;
       EXPECT_LE(twice, 2.5 * once);
       // Less than seven rows of float32 keys, values and their sums for each token and head.
-      EXPECT_LE(twice, 7.0 * 4 * static_cast<double>(kTokens * shape.heads * 2 * 32));
+      EXPECT_LE(twice, 7.0 * 4 * static_cast<double>(tokens * shape.heads * 2 * 32));
     }
   }
 }

@@ -170,7 +170,7 @@ TEST(OperatorGradients, EverySettingHasTheDerivativesOfItsForwardPassInRandomDir
 
 TEST(OperatorGradients, EveryElementOfEveryInputHasTheDerivativeOfTheForwardPass) {
   // Options go round, so that each meets each form and kind of positions.
-  for (std::size_t i = 0; i < 24; ++i) {
+  for (std::size_t i = 0; i < 24; i += scaled_step(5)) {
     Settings settings;
     settings.semantic_pool = kAllPools[i % 4];
     settings.positional_pool = kAllPools[(i / 4 + i) % 4];

@@ -5,93 +5,31 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "attention/layout.h"
 #include "attention/reference/group.h"
-#include "core/bf16.h"
 #include "support/random_layer.h"
 
 namespace lca::test {
 
-Values::Values(DType dtype, std::int64_t d0, std::int64_t d1, std::int64_t d2)
-    : dtype_(dtype), shape_{d0, d1, d2} {
-  bytes_.resize(static_cast<std::size_t>(size()) * dtype_bytes(dtype));
-  for (std::int64_t i = 0; i < size(); ++i) set(i, std::numeric_limits<double>::quiet_NaN());
-}
-
-double Values::get(std::int64_t i) const {
-  const std::byte* from = bytes_.data() + static_cast<std::size_t>(i) * dtype_bytes(dtype_);
-  double whole = 0;
-  float single = 0;
-  bf16_bits half = 0;
-  switch (dtype_) {
-    case DType::f64:
-      std::memcpy(&whole, from, sizeof(whole));
-      return whole;
-    case DType::f32:
-      std::memcpy(&single, from, sizeof(single));
-      return single;
-    case DType::bf16:
-      std::memcpy(&half, from, sizeof(half));
-      return bf16_to_f32(half);
-  }
-  return 0;
-}
-
-void Values::set(std::int64_t i, double value) {
-  std::byte* to = bytes_.data() + static_cast<std::size_t>(i) * dtype_bytes(dtype_);
-  const auto single = static_cast<float>(value);
-  const bf16_bits half = bf16_from_f32(single);
-  switch (dtype_) {
-    case DType::f64:
-      std::memcpy(to, &value, sizeof(value));
-      break;
-    case DType::f32:
-      std::memcpy(to, &single, sizeof(single));
-      break;
-    case DType::bf16:
-      std::memcpy(to, &half, sizeof(half));
-      break;
-  }
-}
-
-std::vector<double> Values::doubles() const {
-  std::vector<double> list;
-  for (std::int64_t i = 0; i < size(); ++i) list.push_back(get(i));
-  return list;
-}
-
-void Values::fill_normal(double deviation, Random& random) {
-  for (std::int64_t i = 0; i < size(); ++i) set(i, deviation * random.normal());
-}
-
-Tensor Values::tensor() {
-  return {bytes_.empty() ? nullptr : bytes_.data(), dtype_, {shape_[0], shape_[1], shape_[2]}};
-}
-
-ConstTensor Values::view() const {
-  return {bytes_.empty() ? nullptr : bytes_.data(), dtype_, {shape_[0], shape_[1], shape_[2]}};
-}
-
-OperatorValues OperatorValues::of(const OperatorSpec& spec, DType dtype) {
+OperatorValues OperatorValues::of(const OperatorSpec& spec, DType dtype, Random* gaps) {
   const AttentionShape& shape = spec.layer.shape;
   const std::int64_t tokens = spec.tokens();
   OperatorValues values;
-  values.q_rope = Values(dtype, tokens, shape.heads, shape.d_rope);
-  values.semantic = Values(dtype, tokens, shape.kv_heads, shape.d_semantic());
-  values.positional = Values(dtype, tokens, shape.kv_heads, shape.d_positional());
+  values.q_rope = Values(dtype, tokens, shape.heads, shape.d_rope, gaps);
+  values.semantic = Values(dtype, tokens, shape.kv_heads, shape.d_semantic(), gaps);
+  values.positional = Values(dtype, tokens, shape.kv_heads, shape.d_positional(), gaps);
   if (shape.form == Form::mla) {
-    values.q_nope = Values(dtype, tokens, shape.heads, shape.d_nope);
-    values.w_uk = Values(dtype, shape.heads, shape.d_nope, shape.d_latent);
-    values.w_uv = Values(dtype, shape.heads, shape.d_value, shape.d_latent);
+    values.q_nope = Values(dtype, tokens, shape.heads, shape.d_nope, gaps);
+    values.w_uk = Values(dtype, shape.heads, shape.d_nope, shape.d_latent, gaps);
+    values.w_uv = Values(dtype, shape.heads, shape.d_value, shape.d_latent, gaps);
   }
   return values;
 }
 
-OperatorValues random_values(const OperatorSpec& spec, DType dtype, Random& random) {
-  OperatorValues values = OperatorValues::of(spec, dtype);
+OperatorValues random_values(const OperatorSpec& spec, DType dtype, Random& random, Random* gaps) {
+  OperatorValues values = OperatorValues::of(spec, dtype, gaps);
   const double deviation =
       1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, spec.layer.shape.d_latent)));
   values.semantic.fill_normal(1, random);
@@ -334,8 +272,77 @@ OperatorValues Composed::backward(const Values& out_grad) const {
   return grads;
 }
 
+namespace {
+
+std::vector<float> random_floats(std::int64_t count, Random& random) {
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(random.normal()));
+  return values;
+}
+
+}  // namespace
+
+OperatorCase operator_case(const LayerSpec& layer, const std::vector<std::int64_t>& starts,
+                           DType dtype, Random& random) {
+  OperatorCase a_case;
+  a_case.spec.layer = layer;
+  a_case.spec.starts = starts;
+  a_case.dtype = dtype;
+  const AttentionShape& shape = layer.shape;
+  const bool mla = shape.form == Form::mla;
+  const std::int64_t n = a_case.spec.tokens();
+  const std::int64_t m = a_case.spec.groups();
+  const auto normal = [&](std::int64_t d0, std::int64_t d1, std::int64_t d2) {
+    Values made(dtype, d0, d1, d2, &random);
+    made.fill_normal(1, random);
+    return made;
+  };
+  const auto side = [&](std::int64_t rows) {
+    return OperatorCase::Side{normal(rows, mla ? shape.heads : 0, shape.d_nope),
+                              normal(rows, shape.kv_heads, shape.d_rope),
+                              normal(rows, mla ? shape.heads : shape.kv_heads, shape.d_value)};
+  };
+  a_case.inputs = random_values(a_case.spec, dtype, random, &random);
+  a_case.rep_semantic_grad = normal(m, shape.kv_heads, shape.d_semantic());
+  a_case.rep_positional_grad = normal(m, shape.kv_heads, shape.d_positional());
+  if (layer.settings.mass == Mass::score) {
+    a_case.rep_bias_grad = random_floats(m * shape.kv_heads, random);
+  }
+  a_case.exact = side(n);
+  a_case.groups = side(m);
+  if (random.chance(0.7)) a_case.bias = random_floats(m * shape.kv_heads, random);
+  a_case.out_grad = normal(n, shape.heads, shape.d_value);
+  a_case.out_dtype = random.chance(0.3) ? DType::f32 : dtype;
+  a_case.accumulate = random.chance(0.3);
+  return a_case;
+}
+
+OperatorCase random_operator_case(Random& random, std::int64_t most) {
+  LayerSpec layer;
+  layer.shape = random_shape(random);
+  std::vector<std::int64_t> starts{0};
+  const std::int64_t documents = random.pick<std::int64_t>({1, 1, 1, 2, 4});
+  for (std::int64_t i = 0; i < documents; ++i) {
+    starts.push_back(starts.back() +
+                     random.pick({std::int64_t{1}, random.integer(1, most), random.integer(1, 40),
+                                  random.integer((most + 1) / 2, most)}));
+  }
+  layer.settings = random_settings(random, most);
+  if (documents > 1) layer.settings.summary = Summary::streaming;
+  random_positions(layer, random);
+  if (random.chance(0.2)) layer.scale = 0.05 + random.unit();
+  return operator_case(layer, starts, random.chance(0.7) ? DType::f32 : DType::bf16, random);
+}
+
 std::string describe(const OperatorSpec& spec) {
   return fmt::format("{} starts={}", describe(spec.layer), spec.starts);
+}
+
+std::string describe(const OperatorCase& a_case) {
+  return fmt::format("{} tensors={} out={} starts=[{}]{}{}", describe(a_case.spec.layer),
+                     dtype_name(a_case.dtype), dtype_name(a_case.out_dtype),
+                     fmt::join(a_case.spec.starts, ","), a_case.bias.empty() ? "" : " biased",
+                     a_case.accumulate ? " adds" : "");
 }
 
 }  // namespace lca::test

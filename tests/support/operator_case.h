@@ -10,41 +10,16 @@
 
 #include "attention/reference/backward.h"
 #include "support/random.h"
+#include "support/values.h"
 
 namespace lca::test {
-
-/// An owning array of three dimensions in any type that operators take.
-class Values {
- public:
-  Values() = default;
-  /// Filled with NaN, so that what is not written fails every comparison.
-  Values(DType dtype, std::int64_t d0, std::int64_t d1, std::int64_t d2);
-
-  std::int64_t size() const { return shape_[0] * shape_[1] * shape_[2]; }
-  const std::array<std::int64_t, 3>& shape() const { return shape_; }
-  DType dtype() const { return dtype_; }
-  double get(std::int64_t i) const;
-  /// Rounds to the type.
-  void set(std::int64_t i, double value);
-  std::vector<double> doubles() const;
-  void fill_normal(double deviation, Random& random);
-
-  /// A dense view. Without values it has the shape and no memory.
-  Tensor tensor();
-  ConstTensor view() const;
-
- private:
-  DType dtype_ = DType::f64;
-  std::array<std::int64_t, 3> shape_{0, 0, 0};
-  std::vector<std::byte> bytes_;
-};
 
 /// All inputs of attention, or their gradients. GQA leaves q_nope, w_uk and w_uv without values.
 struct OperatorValues {
   Values q_nope, q_rope, semantic, positional, w_uk, w_uv;
 
   /// Of the shapes that belong to the spec, filled with NaN.
-  static OperatorValues of(const OperatorSpec& spec, DType dtype);
+  static OperatorValues of(const OperatorSpec& spec, DType dtype, Random* gaps = nullptr);
   std::array<Values*, 6> all() & {
     return {&q_nope, &q_rope, &semantic, &positional, &w_uk, &w_uv};
   }
@@ -60,8 +35,9 @@ struct OperatorValues {
   CondenseInputs condense_inputs() const { return {queries(), entries(), w_uk.view()}; }
 };
 
-/// Normal inputs; queries share a direction as in random_tokens.
-OperatorValues random_values(const OperatorSpec& spec, DType dtype, Random& random);
+/// Normal inputs; queries share a direction as in random_tokens. With `gaps` rows lie apart.
+OperatorValues random_values(const OperatorSpec& spec, DType dtype, Random& random,
+                             Random* gaps = nullptr);
 
 /// Starts of `documents` packed documents that have `tokens` tokens in all.
 std::vector<std::int64_t> random_starts(std::int64_t tokens, std::int64_t documents,
@@ -95,7 +71,33 @@ struct Composed {
   std::vector<float> lse;
 };
 
+/// What calls of all four operators read, each on its own: tensors whose rows lie apart.
+struct OperatorCase {
+  OperatorSpec spec;
+  DType dtype = DType::f32;
+  DType out_dtype = DType::f32;  ///< of attention's output
+  bool accumulate = false;       ///< gradients of condensation are added to what is there
+  OperatorValues inputs;
+  Values rep_semantic_grad, rep_positional_grad;
+  std::vector<float> rep_bias_grad;  ///< empty where mass is not `score`
+  struct Side {
+    Values k_nope, k_rope, value;
+    HeadEntries entries() const { return {k_nope.view(), k_rope.view(), value.view()}; }
+  };
+  Side exact, groups;
+  std::vector<float> bias;  ///< empty: none
+  Values out_grad;
+};
+
+/// A case of this layer and these documents.
+OperatorCase operator_case(const LayerSpec& layer, const std::vector<std::int64_t>& starts,
+                           DType dtype, Random& random);
+
+/// Settings, shape and documents of all kinds, of up to `most` tokens.
+OperatorCase random_operator_case(Random& random, std::int64_t most);
+
 /// One line that describes a failing case.
 std::string describe(const OperatorSpec& spec);
+std::string describe(const OperatorCase& a_case);
 
 }  // namespace lca::test

@@ -39,26 +39,19 @@ class AttendForward {
 
   void run() {
     const std::int64_t tasks = std::ssize(tiles_) * plan_.heads_a_unit;
-    const std::int64_t at_once = plan_.units_at_once(tasks, context_.threads());
-    Carver count;
-    carve(count, at_once);
-    Carver carver(context_.state().workspace.prepare(count.used()));
-    carve(carver, at_once);
-    for (std::int64_t unit = 0; unit < plan_.units; unit += at_once) {
-      const std::int64_t units = std::min(at_once, plan_.units - unit);
-      keys_.pack(context_, unit, units);
+    const auto carve = [&](Carver& carver, std::int64_t) { scratch_carve(carver); };
+    units_run(plan_, keys_, context_, tasks, carve, [&](std::int64_t first, std::int64_t units) {
       context_.state().pool.run(tasks * units, [&](std::int64_t task, int worker) {
         // Heads of a unit read the same keys: neighbours.
-        const std::int64_t head = task % (plan_.heads_a_unit * units);
-        attend(tiles_[static_cast<std::size_t>(task / (plan_.heads_a_unit * units))],
-               unit * plan_.heads_a_unit + head, worker);
+        const std::int64_t heads = plan_.heads_a_unit * units;
+        attend(tiles_[static_cast<std::size_t>(task / heads)],
+               first * plan_.heads_a_unit + task % heads, worker);
       });
-    }
+    });
   }
 
  private:
-  void carve(Carver& carver, std::int64_t units_at_once) {
-    keys_.carve(carver, units_at_once);
+  void scratch_carve(Carver& carver) {
     const AttentionShape& shape = plan_.shape;
     scratch_.clear();
     for (int i = 0; i < context_.threads(); ++i) {

@@ -123,22 +123,16 @@ class AttendBackward {
 
   void run() {
     const std::int64_t tasks = std::ssize(chunks_);
-    const std::int64_t at_once = plan_.units_at_once(tasks, context_.threads());
-    Carver count;
-    carve(count, at_once);
-    Carver carver(context_.state().workspace.prepare(count.used()));
-    carve(carver, at_once);
-    for (std::int64_t unit = 0; unit < plan_.units; unit += at_once) {
-      const std::int64_t units = std::min(at_once, plan_.units - unit);
-      keys_.pack(context_, unit, units);
+    const auto carve = [&](Carver& carver, std::int64_t units) { sums_carve(carver, units); };
+    units_run(plan_, keys_, context_, tasks, carve, [&](std::int64_t first, std::int64_t units) {
       context_.state().pool.run(tasks * units, [&](std::int64_t task, int worker) {
-        chunk_backward(heaviest_[static_cast<std::size_t>(task / units)], unit, task % units,
+        chunk_backward(heaviest_[static_cast<std::size_t>(task / units)], first, task % units,
                        worker);
       });
       context_.state().pool.run(std::ssize(plan_.rows), [&](std::int64_t task, int worker) {
-        sums_store(plan_.rows[static_cast<std::size_t>(task)], unit, units, worker);
+        sums_store(plan_.rows[static_cast<std::size_t>(task)], first, units, worker);
       });
-    }
+    });
   }
 
  private:
@@ -150,8 +144,7 @@ class AttendBackward {
     float* bias = nullptr;
   };
 
-  void carve(Carver& carver, std::int64_t units_at_once) {
-    keys_.carve(carver, units_at_once);
+  void sums_carve(Carver& carver, std::int64_t units_at_once) {
     sums_.clear();
     for (std::int64_t unit = 0; unit < units_at_once; ++unit) {
       for (const Chunk& chunk : chunks_) sums_.push_back(carve_sums(carver, chunk));

@@ -6,12 +6,14 @@
 
 #include <lca/operator.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "attention/cpu/backward_tile.h"
 #include "attention/cpu/tile.h"
 #include "attention/rotate.h"
+#include "core/context_state.h"
 #include "core/workspace.h"
 
 namespace lca::cpu {
@@ -85,5 +87,26 @@ class OperatorKeys {
   std::int64_t first_ = 0;
   std::vector<Unit> memory_;
 };
+
+/// Goes through the units of a call, a few at a time, each of which leads to `tasks` tasks: takes
+/// scratch memory with carve(carver, units at once), lays their keys out, calls work(first, count).
+template <typename Carve, typename Work>
+void units_run(const OperatorPlan& plan, OperatorKeys& keys, Context& context, std::int64_t tasks,
+               const Carve& carve, const Work& work) {
+  const std::int64_t at_once = plan.units_at_once(tasks, context.threads());
+  const auto carve_all = [&](Carver& carver) {
+    keys.carve(carver, at_once);
+    carve(carver, at_once);
+  };
+  Carver count;
+  carve_all(count);
+  Carver carver(context.state().workspace.prepare(count.used()));
+  carve_all(carver);
+  for (std::int64_t first = 0; first < plan.units; first += at_once) {
+    const std::int64_t units = std::min(at_once, plan.units - first);
+    keys.pack(context, first, units);
+    work(first, units);
+  }
+}
 
 }  // namespace lca::cpu

@@ -107,7 +107,8 @@ Attended attend(const LayerSpec& spec, const Scene& scene) {
   return result;
 }
 
-Scene attend_backward(const LayerSpec& spec, const Scene& scene, const Array& out_grad) {
+Scene attend_backward(const LayerSpec& spec, const Scene& scene, const Array& out_grad,
+                      const Array* given_out) {
   Scene grads{zeros_like(scene.queries),
               {zeros_like(scene.exact.keys), zeros_like(scene.exact.values)},
               {zeros_like(scene.groups.keys), zeros_like(scene.groups.values)},
@@ -124,7 +125,8 @@ Scene attend_backward(const LayerSpec& spec, const Scene& scene, const Array& ou
 
       // ∂p_i: dout·v_i; through the softmax: p_i (dout·v_i − dout·out).
       const double* grad = out_grad.at(t, h);
-      const double mean = dot(grad, out.data(), d_value);
+      const double mean =
+          dot(grad, given_out == nullptr ? out.data() : given_out->at(t, h), d_value);
       QueryForms query_grads{std::vector<double>(forms.near.size(), 0.0),
                              std::vector<double>(forms.far.size(), 0.0)};
       for (const Seen& one : seen) {

@@ -34,7 +34,9 @@ struct Attended {
 /// Query t attends to representatives j < m(t+1) and to tokens of local(t+1).
 Attended attend(const LayerSpec& spec, const Scene& scene);
 
-/// The gradients of everything in the scene.
-Scene attend_backward(const LayerSpec& spec, const Scene& scene, const Array& out_grad);
+/// The gradients of everything in the scene. `given_out` [n,H,d_v]: taken for the output, which is
+/// else computed again.
+Scene attend_backward(const LayerSpec& spec, const Scene& scene, const Array& out_grad,
+                      const Array* given_out = nullptr);
 
 }  // namespace lca::reference

@@ -173,12 +173,16 @@ void attend(const OperatorSpec& spec, const AttendInputs& in, const AttendOutput
 }
 
 void attend_backward(const OperatorSpec& spec, const AttendInputs& in, const ConstTensor& out_grad,
-                     const AttendInputGrads& in_grads) {
+                     const AttendInputGrads& in_grads, const ConstTensor* out) {
   const AttentionShape& shape = spec.layer.shape;
   for (const Document& document : documents_of(spec)) {
-    const Array grad =
-        read_rows("the gradient of out", out_grad, document.tokens, shape.heads, shape.d_value);
-    const Scene grads = attend_backward(spec.layer, read_scene(spec, in, document), grad);
+    const auto read = [&](const char* name, const ConstTensor& rows) {
+      return read_rows(name, rows, document.tokens, shape.heads, shape.d_value);
+    };
+    const Array grad = read("the gradient of out", out_grad);
+    const Array given = out == nullptr ? Array() : read("out", *out);
+    const Scene grads = attend_backward(spec.layer, read_scene(spec, in, document), grad,
+                                        out == nullptr ? nullptr : &given);
     const HeadParts queries = heads_split(grads.queries, shape.d_nope, shape.heads);
     write_wanted(queries.nope, in_grads.q_nope, document.tokens.begin);
     write_wanted(queries.rope, in_grads.q_rope, document.tokens.begin);
