@@ -62,7 +62,7 @@ struct Subject {
   std::int64_t hidden = 0;
   std::int64_t weights = 0;       // bytes; 0 for a shape
   std::int64_t context = 0;       // positions it was trained for; 0: not known
-  std::string adapter;            // its folder; empty: none
+  std::string adapter{};          // its folder; empty: none
   std::int64_t adapter_size = 0;  // bytes, beside the weights
 
   std::vector<Settings> settings() const {

@@ -76,7 +76,7 @@ TEST(Adapters, TheirBytesAreCountedBeforeLoadingAndAfter) {
 
 TEST(Adapters, OfStackedExpertsAreRefusedInOneLine) {
   const GoldenModel golden("adapter_deepseek_v2_stacked");
-  expect_error([&] { adapted(golden, Precision::f32); }, {"experts"});
+  expect_error([&] { adapted(golden, Precision::f32); }, {"target_parameters"});
 }
 
 /// An adapter of rank 1 on the module alone.
