@@ -1,6 +1,6 @@
 // Operations of a row: rank · (in + out) multiply-adds, against in · out of the weight beside it.
 // Bytes: the pair is read once for every eight rows in lora_down, from the second-level cache; for
-// one row, as in decoding, 2 · rank · (in + out) in bfloat16. Accumulators: eight vectors.
+// one row, as in decoding, 2 · rank · (in + out) in bfloat16. Accumulators: at most 16 vectors.
 
 #include "ops/lora.h"
 
@@ -92,30 +92,44 @@ void LoraDown(const LoraPanels& lora, LoraRows kind, std::int64_t panel, const f
   }
 }
 
-/// kRows rows of t with one strip of B, of which the first `count` rows are kept.
-template <int kRows, typename T>
+/// Strips of B at a time for many rows: two share a value of t where registers suffice.
+constexpr int kPair = hn::MaxLanes(DF()) == kLoraLanes ? 2 : 1;
+
+/// kRows rows of t with kStrips strips of B, of which the first `count` rows are kept.
+template <int kRows, int kStrips, typename T>
 HWY_INLINE void StripRows(const T* b, std::int64_t rank, const float* t, std::int64_t t_stride,
                           std::int64_t count, float* y, std::int64_t stride) {
   const DF d;
   const std::int64_t lanes = cpu::HWY_NAMESPACE::Lanes();
-  for (std::int64_t lane = 0; lane < count; lane += lanes) {
-    VF sum[kRows];
-    for (int m = 0; m < kRows; ++m) sum[m] = hn::Zero(d);
+  for (std::int64_t lane = 0; lane < std::min(count, kLoraLanes); lane += lanes) {
+    VF sum[kStrips][kRows];
+    for (int s = 0; s < kStrips; ++s) {
+      for (int m = 0; m < kRows; ++m) sum[s][m] = hn::Zero(d);
+    }
     for (std::int64_t r = 0; r < rank; ++r) {
-      const VF column = LoadAs(b + r * kLoraLanes + lane);
+      VF column[kStrips];
+#pragma GCC unroll 2
+      for (int s = 0; s < kStrips; ++s) {
+        column[s] = LoadAs(b + (s * rank + r) * kLoraLanes + lane);
+      }
 #pragma GCC unroll 8
       for (int m = 0; m < kRows; ++m) {
-        sum[m] = hn::MulAdd(hn::Set(d, t[m * t_stride + r]), column, sum[m]);
+        const VF value = hn::Set(d, t[m * t_stride + r]);
+#pragma GCC unroll 2
+        for (int s = 0; s < kStrips; ++s) sum[s][m] = hn::MulAdd(value, column[s], sum[s][m]);
       }
     }
-    for (int m = 0; m < kRows; ++m) {
-      float* to = y + m * stride + lane;
-      if (lane + lanes <= count) {
-        hn::StoreU(hn::Add(hn::LoadU(d, to), sum[m]), d, to);
-      } else {
-        float values[kLoraLanes] = {};
-        hn::StoreU(sum[m], d, values);
-        for (std::int64_t i = 0; i < count - lane; ++i) to[i] += values[i];
+    for (int s = 0; s < kStrips; ++s) {
+      for (int m = 0; m < kRows; ++m) {
+        const std::int64_t at = s * kLoraLanes + lane;
+        float* to = y + m * stride + at;
+        if (at + lanes <= count) {
+          hn::StoreU(hn::Add(hn::LoadU(d, to), sum[s][m]), d, to);
+        } else {
+          float values[kLoraLanes] = {};
+          hn::StoreU(sum[s][m], d, values);
+          for (std::int64_t i = 0; i < count - at; ++i) to[i] += values[i];
+        }
       }
     }
   }
@@ -125,8 +139,13 @@ template <int kRows, typename T>
 HWY_INLINE void StripsOf(const LoraPanels& lora, const float* t, std::int64_t t_stride,
                          std::int64_t first, std::int64_t end, float* y, std::int64_t stride) {
   const T* b = reinterpret_cast<const T*>(lora.b) + first * lora.rank;
-  for (std::int64_t n = first; n < end; n += kLoraLanes, b += kLoraLanes * lora.rank) {
-    StripRows<kRows>(b, lora.rank, t, t_stride, std::min(kLoraLanes, end - n), y + n, stride);
+  std::int64_t n = first;
+  for (; n + kPair * kLoraLanes <= end; n += kPair * kLoraLanes) {
+    StripRows<kRows, kPair>(b, lora.rank, t, t_stride, kPair * kLoraLanes, y + n, stride);
+    b += kPair * kLoraLanes * lora.rank;
+  }
+  for (; n < end; n += kLoraLanes, b += kLoraLanes * lora.rank) {
+    StripRows<kRows, 1>(b, lora.rank, t, t_stride, std::min(kLoraLanes, end - n), y + n, stride);
   }
 }
 
