@@ -136,6 +136,14 @@ std::int64_t ModelFlags::chunk() const {
 }
 
 std::shared_ptr<const Model> ModelFlags::load(std::span<const Settings> saved) const {
+  const Settings asked = knobs_.apply(Settings{});
+  if (saved.empty()) saved = {&asked, 1};
+  return load_with(adapter_.folder_shown(model_.text(), saved));
+}
+
+std::shared_ptr<const Model> ModelFlags::load_base() const { return load_with(""); }
+
+std::shared_ptr<const Model> ModelFlags::load_with(const std::string& adapter) const {
   ModelOptions options;
   if (random_.given()) {
     options.random = random_.text;
@@ -144,9 +152,7 @@ std::shared_ptr<const Model> ModelFlags::load(std::span<const Settings> saved) c
     options.path = path().string();
   }
   options.groups = groups();
-  const Settings asked = knobs_.apply(Settings{});
-  if (saved.empty()) saved = {&asked, 1};
-  options.adapter = adapter_.folder_shown(model_.text(), saved);
+  options.adapter = adapter;
   options.precision = precision();
   options.weights = weights_.read();
   options.device = where_.device.text;

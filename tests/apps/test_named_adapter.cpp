@@ -2,6 +2,7 @@
 // tiny model and its adapter stand in for the real ones.
 
 #include "apps/program.h"
+#include "apps/tiny_model.h"
 #include "formats/byte_files.h"
 #include "support/variable.h"
 
@@ -171,6 +172,36 @@ TEST_F(NamedAdapter, IsFoundBesideTheProgram) {
   ASSERT_EQ(std::system(command.c_str()), 0);
   EXPECT_EQ(json::parse(read_file(out))["adapter"],
             fs::canonical(folder_ / "prefix/share/lca/models/smollm2-lca").string());
+}
+
+TEST(DemoWithAnAdapter, ComparesItWithTheBareModel) {
+  TinyModel model;
+  model.write();
+  const ScratchFolder adapter;
+  const std::string stem = "base_model.model.model.layers.0.self_attn.o_proj";
+  const std::int64_t hidden = TinyModel::kHidden;
+  write_file(adapter / "adapter_model.safetensors",
+             FileBuilder()
+                 .add(stem + ".lora_A.weight", "F32", {1, hidden}, TinyModel::noise(hidden, 1, 1))
+                 .add(stem + ".lora_B.weight", "F32", {hidden, 1}, TinyModel::noise(hidden, 2, 1))
+                 .bytes());
+  write_file(adapter / "adapter_config.json", R"({"peft_type":"LORA","r":1,"lora_alpha":4})");
+  write_file(adapter / "document", "A lighthouse stood on a rock.");
+  const auto demo = [&](const std::string& folder) {
+    const Finished finished =
+        program_run({"demo", "--model", model.path(), "--document", (adapter / "document").string(),
+                     "-n", "6", "--adapter", folder});
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    return finished.out;
+  };
+  const auto dense_answer = [](const std::string& out) {
+    const std::size_t begin = out.find('\n', out.find("Dense"));
+    return out.substr(begin, out.find("\n\n", begin) - begin);
+  };
+  const std::string with = demo(adapter.path().string()), without = demo("none");
+  EXPECT_THAT(with, HasSubstr("Dense, without the adapter, answers:"));
+  EXPECT_THAT(without, HasSubstr("Dense answers:"));
+  EXPECT_EQ(dense_answer(with), dense_answer(without));
 }
 
 }  // namespace
