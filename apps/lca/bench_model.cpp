@@ -203,8 +203,10 @@ void run(const BenchModelFlags& flags) {
                              cuda::bench_device(cuda::device_parse(info.device)).name,
                              number_text(cublas / 1e12))
                : fmt::format("{} threads ({})", threads, machine_name());
-    print(fmt::format("{}, {}, {}, {}\n{}\n{}", path_printable(info.path), method, precision, where,
-                      settings_line(options.settings), table_text(report)));
+    const std::string adapter =
+        info.adapter.empty() ? "" : ", adapter " + path_printable(info.adapter);
+    print(fmt::format("{}{}, {}, {}, {}\n{}\n{}", path_printable(info.path), adapter, method,
+                      precision, where, settings_line(options.settings), table_text(report)));
     return;
   }
   Json prefill = Json::array();
@@ -221,6 +223,7 @@ void run(const BenchModelFlags& flags) {
                {"decode", std::move(decode)},
                {"method", method},
                {"model", info.path},
+               {"adapter", info.adapter.empty() ? Json() : Json(info.adapter)},
                {"machine", machine_name()},
                {"date", date_text()},
                {"threads", threads},

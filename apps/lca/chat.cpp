@@ -194,7 +194,7 @@ void run(const ChatFlags& flags) {
   flags.model.path();
   SessionKeeper keeper(flags.session);
   system_check(flags.system, keeper);
-  const std::shared_ptr<const Model> model = flags.model.load();
+  const std::shared_ptr<const Model> model = flags.model.load(keeper.settings());
   tokenizer_warn(model->tokenizer());
   const ChatTemplate format = chat_template(*model, flags.format);
   GenerateOptions options = flags.reply.read(reply_end_tokens(*model, &format));

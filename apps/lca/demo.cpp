@@ -22,9 +22,10 @@ namespace lca::cli {
 namespace {
 
 constexpr const char* kDemoExplanation =
-    "The model reads the document twice, with LCA and with dense attention, and answers the "
-    "question\n"
-    "each time. make demo fetches the model and provides a document.\n"
+    "The model reads the document twice, with LCA and with dense attention, and answers the\n"
+    "question each time. An adapter is for LCA: dense attention does without it. make demo "
+    "fetches\n"
+    "the model and provides a document.\n"
     "\n"
     "Examples:\n"
     "  lca demo --document report.txt\n"
@@ -108,6 +109,8 @@ void run(const DemoFlags& flags) {
       ChatMessage{ChatMessage::Role::user,
                   text_read("--document", flags.document.text) + "\n\n" + flags.question.text}};
   const std::shared_ptr<const Model> model = flags.model.load();
+  const bool adapted = !model->info().adapter.empty();
+  const std::shared_ptr<const Model> base = adapted ? flags.model.load_base() : model;
   const ChatTemplate format = chat_template(*model, TextFlag{});
   const GenerateOptions generate = flags.reply.read(reply_end_tokens(*model, &format));
   const std::vector<std::int32_t> prompt = format.prompt(message);
@@ -124,7 +127,8 @@ void run(const DemoFlags& flags) {
 
   print_heading(model->info(), flags, count, context.threads());
   const Answer a = answer(model, context, lca, prompt, generate, "LCA");
-  const Answer b = answer(model, context, dense, prompt, generate, "Dense");
+  const Answer b = answer(base, context, dense, prompt, generate,
+                          adapted ? "Dense, without the adapter," : "Dense");
   print(table_text(a.reply, b.reply) + "\n");
   print(fmt::format("LCA here: {}\n", settings_line(lca.settings)));
   const bool trained = model->info().trained;

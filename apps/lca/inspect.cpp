@@ -3,6 +3,7 @@
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/adapter.h"
 #include "model_flags.h"
 #include "models/weight_packing.h"
 #include "terminal.h"
@@ -39,7 +40,7 @@ struct InspectFlags {
   CommonFlags common;
   KnobFlags knobs;
   WeightsFlag packing;
-  TextFlag adapter;
+  AdapterFlag adapter;
   bool json = false;
 };
 
@@ -72,6 +73,9 @@ struct Facts {
   std::int64_t parameters = 0;
   std::size_t weight_bytes = 0;  // after packing
   std::string packing;
+  std::string adapter;                               // its folder; empty: none
+  std::size_t adapter_bytes = 0;                     // beside the weights
+  bool trained = false;                              // with the settings it carries
   std::map<std::string, std::int64_t> weight_types;  // tensors of each
   std::vector<std::int32_t> end_tokens;
   Maybe tokenizer, chat_format;
@@ -131,7 +135,15 @@ Facts facts_of(const Checkpoint& checkpoint, const InspectFlags& flags) {
     const auto name = architecture_name(facts.config.architecture);
     return std::string(chat_format_name(chat_format_detect(checkpoint.chat_template(), name)));
   });
-  facts.settings = flags.knobs.apply(settings_of(checkpoint, adapter_parse(flags.adapter.text)));
+  const Settings asked = flags.knobs.apply(Settings{});
+  facts.adapter = flags.adapter.folder(flags.model.text(), {&asked, 1});
+  facts.trained = !facts.config.lca.empty();
+  if (!facts.adapter.empty()) {
+    const Adapter adapter = Adapter::open(facts.adapter, facts.config.layers);
+    facts.adapter_bytes = adapter_bytes(adapter, ProductType::bf16);
+    facts.trained = facts.trained || !adapter.settings().empty();
+  }
+  facts.settings = flags.knobs.apply(settings_of(checkpoint, facts.adapter));
   std::vector<Settings> dense = facts.settings;
   for (Settings& settings : dense) settings.method = MethodKind::dense;
   facts.lca = cache_size(facts.config, facts.settings);
@@ -187,6 +199,8 @@ void print_facts_json(const Facts& facts) {
                {"weight_bytes", facts.weight_bytes},
                {"weight_types", facts.weight_types},
                {"weight_packing", facts.packing},
+               {"adapter", facts.adapter.empty() ? Json() : Json(facts.adapter)},
+               {"adapter_bytes", facts.adapter_bytes},
                {"rope", rope_json(config.rope)},
                {"experts", experts_json(config.experts)},
                {"tied", config.tied},
@@ -258,12 +272,16 @@ void print_facts(const Facts& facts) {
   line("context", trained_text(config.context, facts.settings));
   line("rope", rope_text(config.rope));
   line("weights", weights_text(facts));
+  if (!facts.adapter.empty()) {
+    line("adapter", fmt::format("{}, {} beside them", facts.adapter,
+                                bytes_text(static_cast<double>(facts.adapter_bytes))));
+  }
   line("tokenizer", facts.tokenizer.text());
   for (const std::string& warning : facts.warnings) line("", "warning: " + warning);
   line("chat format", facts.chat_format.text());
   line("end tokens", fmt::format("{}", fmt::join(facts.end_tokens, ", ")));
-  line("settings", fmt::format("{}{}", settings_line(facts.settings),
-                               config.lca.empty() ? "" : " (from training)"));
+  line("settings",
+       fmt::format("{}{}", settings_line(facts.settings), facts.trained ? " (from training)" : ""));
   line("cache per 1K tokens",
        cache_text(facts.dense.per_1k, facts.lca.per_1k) + " for each beyond the window");
   line("cache at 128K tokens", cache_text(facts.dense.at_128k, facts.lca.at_128k));
@@ -284,7 +302,7 @@ Command inspect_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("inspect", "Facts about a model and the size of its cache");
   app->footer(kInspectExamples);
   flags->model.add(*app);
-  flags->adapter.add(*app, "--adapter", "DIR|none", "use the settings of this adapter", "none");
+  flags->adapter.add(*app, "use the settings of this adapter");
   flags->packing.add(*app);
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);

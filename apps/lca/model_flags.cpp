@@ -10,6 +10,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <limits>
@@ -89,7 +90,7 @@ void ModelFlags::add_for_comparison(CLI::App& app, const std::string& model) {
 
 void ModelFlags::add_common(CLI::App& app, const std::string& precision,
                             KnobFlags::MethodFlag method_flag) {
-  adapter_.add(app, "--adapter", "DIR|none", "a PEFT LoRA folder to apply", "none");
+  adapter_.add(app, "a PEFT LoRA folder to apply");
   precision_.add(app, "--precision", "auto|f32|bf16",
                  "type of matrix products; auto: bf16 where the processor has it", precision);
   weights_.add(app);
@@ -105,7 +106,7 @@ void ModelFlags::check() const {
   weights_.read();
   chunk();
   threads();
-  adapter_parse(adapter_.text);
+  adapter_.check();
   knobs_.apply(Settings{});
   where_.apply();
   groups();
@@ -115,7 +116,7 @@ void ModelFlags::check() const {
   }
   skew();
   if (model_.given()) fail_input("give either MODEL or --random, not both");
-  if (adapter_parse(adapter_.text) != "") fail_input("--random takes no --adapter");
+  if (!adapter_.folder("", {}).empty()) fail_input("--random takes no --adapter");
   named_shape(random_.text);
 }
 
@@ -134,7 +135,15 @@ std::int64_t ModelFlags::chunk() const {
   return chunk_.given() ? count_parse("--chunk", chunk_.text, 1, kLongestChunk) : 0;
 }
 
-std::shared_ptr<const Model> ModelFlags::load() const {
+std::shared_ptr<const Model> ModelFlags::load(std::span<const Settings> saved) const {
+  const Settings asked = knobs_.apply(Settings{});
+  if (saved.empty()) saved = {&asked, 1};
+  return load_with(adapter_.folder_shown(model_.text(), saved));
+}
+
+std::shared_ptr<const Model> ModelFlags::load_base() const { return load_with(""); }
+
+std::shared_ptr<const Model> ModelFlags::load_with(const std::string& adapter) const {
   ModelOptions options;
   if (random_.given()) {
     options.random = random_.text;
@@ -143,7 +152,7 @@ std::shared_ptr<const Model> ModelFlags::load() const {
     options.path = path().string();
   }
   options.groups = groups();
-  options.adapter = adapter_parse(adapter_.text);
+  options.adapter = adapter;
   options.precision = precision();
   options.weights = weights_.read();
   options.device = where_.device.text;
@@ -158,9 +167,31 @@ SessionOptions ModelFlags::session_options(const Model& model) const {
   return {knobs_.apply(model.settings()), chunk()};
 }
 
-std::string adapter_parse(std::string_view text) {
-  if (text.empty()) fail_input("--adapter is empty; it takes a folder, or none");
-  return text == "none" ? "" : std::string(text);
+void AdapterFlag::add(CLI::App& app, const std::string& help) {
+  flag_.add(app, "--adapter", "DIR|none",
+            help + "; unless given the one that comes with a name, with method lca");
+}
+
+void AdapterFlag::check() const {
+  if (given() && flag_.text.empty()) fail_input("--adapter is empty; it takes a folder, or none");
+}
+
+std::string AdapterFlag::folder(std::string_view model, std::span<const Settings> layers) const {
+  check();
+  if (given()) return flag_.text == "none" ? "" : flag_.text;
+  const bool trained_so = std::ranges::all_of(
+      layers, [](const Settings& settings) { return settings.method == MethodKind::lca; });
+  return trained_so ? model_adapter(model).string() : "";
+}
+
+std::string AdapterFlag::folder_shown(std::string_view model,
+                                      std::span<const Settings> layers) const {
+  const std::string found = folder(model, layers);
+  if (!found.empty() && !given()) {
+    print_note(fmt::format("lca: note: with the adapter {}; --adapter none is {} without it",
+                           path_printable(found), model));
+  }
+  return found;
 }
 
 std::vector<Settings> settings_of(const Checkpoint& checkpoint, const std::string& folder) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,13 +31,28 @@ class ModelArgument {
   bool given() const { return !text_.empty(); }
   /// The model's path; throws Error that says what to do if it does not exist.
   std::filesystem::path path() const;
+  const std::string& text() const { return text_; }
 
  private:
   std::string text_;
 };
 
-/// The folder that `--adapter` names; empty for none.
-std::string adapter_parse(std::string_view text);
+/// `--adapter`. A built-in name has an adapter of its own, trained for LCA: it is used with method
+/// lca unless the flag says otherwise.
+class AdapterFlag {
+ public:
+  void add(CLI::App& app, const std::string& help);
+  bool given() const { return flag_.given(); }
+  /// Throws Error where its value is wrong.
+  void check() const;
+  /// The folder to apply to `model`, a path or name, in layers with these settings; empty: none.
+  std::string folder(std::string_view model, std::span<const Settings> layers) const;
+  /// The same, with a line on standard error where the name's own adapter is used.
+  std::string folder_shown(std::string_view model, std::span<const Settings> layers) const;
+
+ private:
+  TextFlag flag_;
+};
 
 /// `--weights`, for every command that loads a model or reports its size.
 class WeightsFlag {
@@ -63,13 +79,17 @@ class ModelFlags {
 
   std::filesystem::path path() const { return model_.path(); }
   int threads() const { return common_.threads(); }
-  /// Loads it, with progress on standard error.
-  std::shared_ptr<const Model> load() const;
+  /// Loads it, with progress on standard error. `saved` are the settings of a session that it is
+  /// to continue: one of another method than lca has no adapter unless the flag names it.
+  std::shared_ptr<const Model> load(std::span<const Settings> saved = {}) const;
+  /// The same without an adapter.
+  std::shared_ptr<const Model> load_base() const;
   /// The model's own settings with the flags applied.
   SessionOptions session_options(const Model& model) const;
 
  private:
   void add_common(CLI::App& app, const std::string& precision, KnobFlags::MethodFlag method_flag);
+  std::shared_ptr<const Model> load_with(const std::string& adapter) const;
   Precision precision() const;
   std::int64_t chunk() const;
   GroupStorage groups() const;
@@ -80,7 +100,8 @@ class ModelFlags {
   KnobFlags knobs_;
   WeightsFlag weights_;
   WhereFlags where_;
-  TextFlag adapter_, precision_, chunk_, groups_, random_, skew_;
+  AdapterFlag adapter_;
+  TextFlag precision_, chunk_, groups_, random_, skew_;
 };
 
 /// The settings a checkpoint's layers start from: its adapter's (`folder` may be empty), its own,

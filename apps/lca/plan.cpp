@@ -7,6 +7,7 @@
 #include "command.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "formats/adapter.h"
 #include "formats/published.h"
 #include "model_flags.h"
 #include "models/weight_packing.h"
@@ -30,7 +31,8 @@ namespace {
 
 constexpr const char* kPlanExamples =
     "The plan counts the cache of all layers and the scratch memory of attention in one layer.\n"
-    "With MODEL its weights are counted too; with --shape subtract them from --budget.\n"
+    "With MODEL its weights and its adapter are counted too; with --shape subtract them from "
+    "--budget.\n"
     "On a GPU the plan is the peak of its memory: weights in bf16 (those of a shape too), caches,\n"
     "activations and scratch, and what the driver takes. No GPU is needed for it; where there is\n"
     "one, its free memory is the budget.\n"
@@ -47,7 +49,8 @@ struct PlanFlags {
   CommonFlags common;
   KnobFlags knobs;
   WeightsFlag packing;
-  TextFlag shape, adapter, length, budget, dtype, chunk, device, groups, sessions;
+  AdapterFlag adapter;
+  TextFlag shape, length, budget, dtype, chunk, device, groups, sessions;
   bool json = false;
 };
 
@@ -57,8 +60,10 @@ struct Subject {
   std::string path;  // empty for a shape
   std::vector<LayerSpec> layers;
   std::int64_t hidden = 0;
-  std::int64_t weights = 0;  // bytes; 0 for a shape
-  std::int64_t context = 0;  // positions it was trained for; 0: not known
+  std::int64_t weights = 0;       // bytes; 0 for a shape
+  std::int64_t context = 0;       // positions it was trained for; 0: not known
+  std::string adapter{};          // its folder; empty: none
+  std::int64_t adapter_size = 0;  // bytes, beside the weights
 
   std::vector<Settings> settings() const {
     std::vector<Settings> list;
@@ -75,12 +80,13 @@ struct Subject {
 /// Bytes of one method at one length.
 struct Cost {
   std::int64_t weights = 0;
+  std::int64_t adapter = 0;
   std::int64_t entries = 0;    // of the layer with the most
   std::int64_t cache = 0;      // all layers
   std::int64_t workspace = 0;  // attention's scratch, and tokens of the run not yet released
   std::int64_t hidden = 0;     // hidden states of the whole prompt, in summary mode `prompt`
 
-  std::int64_t total() const { return weights + cache + workspace + hidden; }
+  std::int64_t total() const { return weights + adapter + cache + workspace + hidden; }
 
   /// Adds another layer: caches add up, all else is needed by one layer at a time.
   void add(const Cost& layer, std::int64_t count) {
@@ -100,7 +106,11 @@ struct Alike {
 class Planner {
  public:
   Planner(const Subject& subject, std::int64_t chunk, int threads)
-      : hidden_(subject.hidden), weights_(subject.weights), chunk_(chunk), threads_(threads) {
+      : hidden_(subject.hidden),
+        weights_(subject.weights),
+        adapter_(subject.adapter_size),
+        chunk_(chunk),
+        threads_(threads) {
     for (const LayerSpec& spec : subject.layers) {
       const auto known = std::ranges::find(layers_, spec, &Alike::spec);
       if (known != layers_.end()) {
@@ -114,6 +124,7 @@ class Planner {
   Cost cost(std::int64_t length) const {
     Cost sum;
     sum.weights = weights_;
+    sum.adapter = adapter_;
     for (const Alike& alike : layers_) sum.add(layer_cost(alike.spec, length), alike.count);
     return sum;
   }
@@ -160,6 +171,7 @@ class Planner {
   std::vector<Alike> layers_;
   std::int64_t hidden_;
   std::int64_t weights_;
+  std::int64_t adapter_;
   std::int64_t chunk_;
   int threads_;
 };
@@ -208,6 +220,7 @@ void print_table(const Plan& plan) {
   table.add({"entries a layer", fmt::format("{}", dense.entries), fmt::format("{}", chosen.entries),
              ratio_text(dense.entries, chosen.entries)});
   if (subject.weights > 0) add_bytes("weights", dense.weights, chosen.weights);
+  if (chosen.adapter > 0) add_bytes("adapter beside them", dense.adapter, chosen.adapter);
   add_bytes("cache, all layers", dense.cache, chosen.cache);
   add_bytes("workspace, one layer at a time", dense.workspace, chosen.workspace);
   if (chosen.hidden > 0) add_bytes("hidden states of the prompt", dense.hidden, chosen.hidden);
@@ -220,19 +233,22 @@ void print_table(const Plan& plan) {
                longest_text(b), ratio_text(a, b)});
   }
   const std::vector<Settings> settings = subject.settings();
-  print(fmt::format("{}: {} layers, {} tokens, {}, {} threads\n{}\n{}\n{}",
-                    path_printable(subject.name), subject.layers.size(), length_text(plan.length),
-                    dtype_name(subject.layers.front().dtype), plan.threads, settings_line(settings),
-                    subject.context > 0 ? trained_text(subject.context, settings) + "\n" : "",
-                    table.text()));
+  const std::string adapter =
+      subject.adapter.empty() ? "" : "adapter " + path_printable(subject.adapter) + "\n";
+  print(fmt::format(
+      "{}: {} layers, {} tokens, {}, {} threads\n{}{}\n{}\n{}", path_printable(subject.name),
+      subject.layers.size(), length_text(plan.length), dtype_name(subject.layers.front().dtype),
+      plan.threads, adapter, settings_line(settings),
+      subject.context > 0 ? trained_text(subject.context, settings) + "\n" : "", table.text()));
 }
 
 nlohmann::ordered_json cost_json(const Planner& planner, const Plan& plan, const Subject& subject) {
   const Cost cost = planner.cost(plan.length);
   nlohmann::ordered_json json = {
-      {"weights_bytes", cost.weights}, {"entries_per_layer", cost.entries},
-      {"cache_bytes", cost.cache},     {"workspace_bytes", cost.workspace},
-      {"hidden_bytes", cost.hidden},   {"total_bytes", cost.total()}};
+      {"weights_bytes", cost.weights},     {"adapter_bytes", cost.adapter},
+      {"entries_per_layer", cost.entries}, {"cache_bytes", cost.cache},
+      {"workspace_bytes", cost.workspace}, {"hidden_bytes", cost.hidden},
+      {"total_bytes", cost.total()}};
   if (subject.context > 0) {
     json["positions"] = positions_needed(subject.settings(), plan.length);
     json["longest_in_range"] = longest_in_range_json(subject.context, subject.settings());
@@ -251,6 +267,7 @@ void print_plan_json(const Plan& plan) {
     json["shape"] = subject.name;
   } else {
     json["model"] = subject.path;
+    if (!subject.adapter.empty()) json["adapter"] = subject.adapter;
   }
   json["layers"] = subject.layers.size();
   json["length"] = plan.length;
@@ -282,7 +299,14 @@ Subject model_subject(const PlanFlags& flags, DType dtype) {
   Subject subject{
       checkpoint.path().filename().string(), checkpoint.path().string(), {}, config.hidden};
   subject.context = config.context;
-  const std::vector<Settings> base = settings_of(checkpoint, adapter_parse(flags.adapter.text));
+  const Settings asked = flags.knobs.apply(Settings{});
+  subject.adapter = flags.adapter.folder(flags.model.text(), {&asked, 1});
+  if (!subject.adapter.empty()) {
+    const ProductType type = dtype == DType::bf16 ? ProductType::bf16 : ProductType::f32;
+    subject.adapter_size = static_cast<std::int64_t>(
+        adapter_bytes(Adapter::open(subject.adapter, config.layers), type));
+  }
+  const std::vector<Settings> base = settings_of(checkpoint, subject.adapter);
   for (const Settings& settings : flags.knobs.apply(base)) {
     // Not the model's own frequencies, which no size depends on.
     subject.layers.push_back(workload_layer(config.attention, settings, dtype,
@@ -375,7 +399,7 @@ Command plan_command(CLI::App& parent) {
   app->footer(kPlanExamples);
   flags->model.add(*app, ModelArgument::Need::optional);
   flags->shape.add(*app, "--shape", shape_names(), "a published model's attention instead");
-  flags->adapter.add(*app, "--adapter", "DIR|none", "use the settings of this adapter", "none");
+  flags->adapter.add(*app, "count this adapter and use its settings");
   flags->packing.add(*app);
   flags->length.add(*app, "--length", "N", "tokens of context", "128K");
   flags->budget.add(*app, "--budget", "SIZE",

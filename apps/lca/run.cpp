@@ -106,7 +106,9 @@ std::vector<std::int32_t> next_ids(const RunFlags& flags, const Tokenizer& token
 Json reply_json(const Session& session, const Reply& reply, double load_seconds,
                 const std::vector<std::string>& warnings, const SessionKeeper& keeper) {
   const auto rate = [](double value) { return value > 0 ? Json(value) : Json(); };
+  const std::string& adapter = session.model().info().adapter;
   Json json = {{"model", session.model().info().path},
+               {"adapter", adapter.empty() ? Json() : Json(adapter)},
                {"prompt_tokens", reply.reused_tokens + reply.prompt_tokens},
                {"reused_tokens", reply.reused_tokens},
                {"text", reply.generated.text},
@@ -185,7 +187,7 @@ void run(const RunFlags& flags) {
   const Message message = from_start ? message_read(flags) : Message{};
 
   const Stopwatch load_watch;
-  const std::shared_ptr<const Model> model = flags.model.load();
+  const std::shared_ptr<const Model> model = flags.model.load(keeper.settings());
   const Tokenizer& tokenizer = model->tokenizer();
   std::vector<std::string> warnings = tokenizer_warn(tokenizer);
   std::optional<ChatTemplate> chat;

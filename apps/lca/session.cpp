@@ -125,7 +125,8 @@ void inspect(const SessionInspectFlags& flags) {
 struct SessionForkFlags {
   std::string from, to;
   CommonFlags common;
-  TextFlag length, model, adapter, precision;
+  TextFlag length, model, precision;
+  AdapterFlag adapter;
   WeightsFlag weights;
   bool json = false;
 
@@ -138,7 +139,7 @@ struct SessionForkFlags {
 void fork_with_model(const SessionForkFlags& flags, SessionRecord record, std::int64_t length) {
   ModelOptions options;
   options.path = model_resolve(flags.model.text).string();
-  options.adapter = adapter_parse(flags.adapter.text);
+  options.adapter = flags.adapter.folder_shown(flags.model.text, record.head.settings);
   options.precision = flags.precision_parse();
   options.weights = flags.weights.read();
   const std::shared_ptr<const Model> model = Model::load(options);
@@ -171,7 +172,7 @@ void fork(const SessionForkFlags& flags) {
   flags.common.threads();
   flags.precision_parse();
   flags.weights.read();
-  adapter_parse(flags.adapter.text);
+  flags.adapter.check();
   SessionRecord record = session_read(flags.from);
   const std::int64_t length = asked < 0 ? record.head.length() : asked;
   if (length > record.head.length()) {
@@ -231,7 +232,7 @@ Command session_fork_command(CLI::App& parent) {
   app->add_option("NEW", flags->to, "the new session")->type_name("PATH")->required();
   flags->length.add(*app, "--length", "N", "tokens to keep; all unless given");
   flags->model.add(*app, "--model", "PATH|NAME", "its model, if the text must be read again");
-  flags->adapter.add(*app, "--adapter", "DIR|none", "its adapter", "none");
+  flags->adapter.add(*app, "its adapter");
   flags->precision.add(*app, "--precision", "auto|f32|bf16", "type of its matrix products", "auto");
   flags->weights.add(*app);
   app->add_flag("--json", flags->json, "print JSON");

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace lca::cli {
@@ -40,6 +41,12 @@ class SessionKeeper {
   bool given() const { return lock_ != nullptr; }
   /// Whether a conversation has begun in it.
   bool begun() const { return begun_; }
+  /// The settings of the session that was read, for `ModelFlags::load`; empty: none was. Not after
+  /// `open`.
+  std::span<const Settings> settings() const {
+    return record_ ? std::span<const Settings>(record_->head.settings)
+                   : std::span<const Settings>();
+  }
   /// The saved session, or a new one. Call it once.
   Session open(std::shared_ptr<const Model> model, Context& context, const SessionOptions& options);
 

@@ -55,9 +55,11 @@ struct ModelInfo {
   std::int64_t layers = 0;
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;
-  std::int64_t context = 0;      ///< positions it was trained for
-  std::int64_t parameters = 0;   ///< tied ones once; an adapter's not counted
-  std::size_t weight_bytes = 0;  ///< as they are kept: packed where that was asked for
+  std::int64_t context = 0;       ///< positions it was trained for
+  std::int64_t parameters = 0;    ///< tied ones once; an adapter's not counted
+  std::size_t weight_bytes = 0;   ///< as they are kept: packed where that was asked for
+  std::string adapter;            ///< the folder of its adapter, absolute; empty: none
+  std::size_t adapter_bytes = 0;  ///< beside the weights; 0 on a GPU, where it is merged into them
   AttentionShape attention;
   double softmax_scale = 0;
   Precision precision = Precision::f32;  ///< what `automatic` became

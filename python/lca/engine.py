@@ -22,8 +22,9 @@ Message = dict[str, str] | tuple[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
 Progress = Callable[[int, int], Any]
 
-# Names that stand for a file in the user's cache folder.
+# Names that stand for a file in the user's cache folder, and the adapters that come with them.
 NAMES = {"smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf"}
+ADAPTERS = {"smollm2": "smollm2-lca"}
 
 
 def model_home() -> pathlib.Path:
@@ -43,6 +44,16 @@ def model_path(name: str | os.PathLike) -> str:
     if not path.exists():
         raise FileNotFoundError(f"{text} is not in {path.parent}; `make model` or scripts/model.py fetches it")
     return str(path)
+
+
+def model_adapter(name: str | os.PathLike) -> str:
+    """The folder of the adapter that belongs to a name: in $LCA_MODELS, else in this package; "" where there is none."""
+    text = os.fspath(name)
+    if text not in ADAPTERS or os.path.exists(text):
+        return ""
+    home = pathlib.Path(os.environ.get("LCA_MODELS") or pathlib.Path(__file__).parent / "models")
+    folder = home / ADAPTERS[text]
+    return str(folder) if (folder / "adapter_config.json").exists() else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +96,10 @@ class Score:
 class Engine:
     """A model from a Hugging Face folder, a .gguf file, or the name ``smollm2``.
 
-    `device` is "auto", "cpu", "cuda" or "cuda:N"; `adapter` a PEFT LoRA folder. Knobs: `preset` and the settings of
-    attention (group=8, semantic_pool="select", …; a list gives one value per layer), which change those the
-    checkpoint carries; `threads`, `precision` ("auto", "f32", "bf16"), `weights` ("keep", "q8_0", "q4_0"),
+    `device` is "auto", "cpu", "cuda" or "cuda:N"; `adapter` a PEFT LoRA folder, or "none"; unless given it is the
+    one that comes with the name, with method lca (``info["adapter"]`` says which is on). Knobs: `preset` and the
+    settings of attention (group=8, semantic_pool="select", …; a list gives one value per layer), which change those
+    the checkpoint carries; `threads`, `precision` ("auto", "f32", "bf16"), `weights` ("keep", "q8_0", "q4_0"),
     `groups` ("bf16", "fp8", "int8": on a GPU), `chunk` (tokens of a prompt that pass the model together),
     `progress` (called with 0 … 1 while the model is loaded).
     """
@@ -99,7 +111,10 @@ class Engine:
         for name in settings:
             if name not in known:
                 raise TypeError(f"unknown knob {name}; settings are {', '.join(known)}")
-        self._model = _lca.model_load(model_path(path), device, os.fspath(adapter or ""), threads, precision,
+        if adapter is None:
+            adapter = model_adapter(path) if _all_lca(settings.get("method", "lca")) else ""
+        folder = os.fspath(adapter)
+        self._model = _lca.model_load(model_path(path), device, "" if folder == "none" else folder, threads, precision,
                                       weights, groups, progress)
         self._context = _lca.Context(threads)
         self._preset, self._settings, self._chunk = preset, settings, chunk
@@ -285,6 +300,10 @@ def _message(message: Message) -> tuple[str, str]:
         return str(message["role"]), str(message["content"])
     role, text = message
     return str(role), str(text)
+
+
+def _all_lca(method: str | Sequence[str]) -> bool:
+    return all(name == "lca" for name in ([method] if isinstance(method, str) else method))
 
 
 def _is_conversation(prompt) -> bool:

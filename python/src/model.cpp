@@ -65,6 +65,8 @@ nb::dict model_info(const Model& model) {
   facts["context"] = info.context;
   facts["parameters"] = info.parameters;
   facts["weight_bytes"] = info.weight_bytes;
+  facts["adapter"] = info.adapter;
+  facts["adapter_bytes"] = info.adapter_bytes;
   facts["precision"] = kPrecisions[static_cast<std::size_t>(info.precision)];
   facts["weights"] = kPackings[static_cast<std::size_t>(info.weights)];
   facts["trained"] = info.trained;

@@ -10,11 +10,21 @@ namespace {
 
 constexpr std::string_view kBuiltIn = "smollm2";
 constexpr std::string_view kBuiltInFile = "SmolLM2-135M-Instruct.Q4_1.gguf";
+constexpr std::string_view kBuiltInAdapter = "smollm2-lca";
 
 /// A variable that is set to the empty string counts as not set.
 std::filesystem::path variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::filesystem::path() : std::filesystem::path(value);
+}
+
+/// The folder of the adapters that come with the program.
+std::filesystem::path adapters_home() {
+  if (std::filesystem::path home = variable("LCA_MODELS"); !home.empty()) return home;
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return {};
+  return program.parent_path().parent_path() / "share" / "lca" / "models";
 }
 
 }  // namespace
@@ -49,6 +59,15 @@ std::filesystem::path model_resolve(std::string_view name) {
         path_printable(name), kBuiltIn);
   }
   return path;
+}
+
+std::filesystem::path model_adapter(std::string_view name) {
+  if (name != kBuiltIn) return {};
+  std::error_code error;
+  std::filesystem::path folder =
+      std::filesystem::canonical(adapters_home() / kBuiltInAdapter, error);
+  if (error || !std::filesystem::exists(folder / "adapter_config.json", error)) return {};
+  return folder;
 }
 
 }  // namespace lca

@@ -1,5 +1,5 @@
 #pragma once
-/// Where the built-in model is stored.
+/// Where the built-in model and its adapter are stored.
 
 #include <filesystem>
 #include <string_view>
@@ -13,5 +13,10 @@ std::filesystem::path model_home();
 /// The path of a model: "smollm2" is the file of that model in `model_home`, everything else is a
 /// path. Throws Error that says what to do if it does not exist.
 std::filesystem::path model_resolve(std::string_view name);
+
+/// The folder of the adapter that belongs to a built-in name: `smollm2-lca` in $LCA_MODELS, else in
+/// ../share/lca/models of the folder of the program, in a build as in an installation. Empty where
+/// there is none, and for everything else.
+std::filesystem::path model_adapter(std::string_view name);
 
 }  // namespace lca

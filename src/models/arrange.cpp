@@ -81,4 +81,29 @@ void weights_arrange(Context& context, DecoderWeights& weights, const Checkpoint
   if (freed > 0) heap_trim();
 }
 
+std::size_t adapter_arrange(Context& context, DecoderWeights& weights, ProductType type) {
+  struct Place {
+    Lora* lora;
+    std::size_t at;
+  };
+  std::vector<Place> places;
+  std::size_t total = 0;
+  linears_visit(weights, [&](MatrixRole, Linear& layer) {
+    if (layer.lora.empty()) return;
+    places.push_back({&layer.lora, total});
+    total += layer.lora.layout_bytes(type);
+  });
+  if (places.empty()) return 0;
+  // In the order in which a step reads them, so in one block.
+  weights.owned.push_back(aligned_bytes(total));
+  std::byte* to = weights.owned.back().get();
+  context.state().pool.run(std::ssize(places), [&](std::int64_t task, int) {
+    const Place& place = places[static_cast<std::size_t>(task)];
+    place.lora->arrange(type, to + place.at);
+    pages_release(place.lora->a.data, place.lora->a.bytes());
+    pages_release(place.lora->b.data, place.lora->b.bytes());
+  });
+  return total;
+}
+
 }  // namespace lca

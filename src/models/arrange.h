@@ -1,5 +1,5 @@
 #pragma once
-/// The layout of weights for decoding.
+/// The layout of weights for decoding, and of an adapter beside them.
 
 #include <functional>
 
@@ -12,5 +12,9 @@ namespace lca {
 /// are looked up one by one. `progress` receives 0 … 1.
 void weights_arrange(Context& context, DecoderWeights& weights, const Checkpoint& checkpoint,
                      const std::function<void(double)>& progress);
+
+/// Lays the adapter's matrices out beside the weights they change (ops/lora.h), for products of
+/// `type`. Returns the bytes that took.
+std::size_t adapter_arrange(Context& context, DecoderWeights& weights, ProductType type);
 
 }  // namespace lca

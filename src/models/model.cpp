@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/text.h"
+#include "formats/model_path.h"
 #include "models/arrange.h"
 #include "models/cpu/cpu_backend.h"
 #include "models/cuda/cuda_backend.h"
@@ -99,6 +100,7 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
     return [&options, from, share](double done) { options.progress(from + share * done); };
   };
   const double share = narrow ? 0.5 : 1;
+  std::size_t adapter_bytes = 0;
   mapped_read(
       [&] {
         state->weights = random
@@ -109,8 +111,11 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
         if (gpu != kCpu) {
           state->backend =
               cuda_backend(*state, gpu, context, options.random_skew, part(share, 1 - share));
-        } else if (narrow) {
-          weights_arrange(context, state->weights, state->checkpoint, part(share, 1 - share));
+        } else {
+          adapter_bytes = adapter_arrange(context, state->weights, state->product);
+          if (narrow) {
+            weights_arrange(context, state->weights, state->checkpoint, part(share, 1 - share));
+          }
         }
       },
       [&] { state->require_intact(); });
@@ -129,6 +134,8 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
   state->info.device = gpu == kCpu ? "cpu" : fmt::format("cuda:{}", gpu);
   state->info.trained = trained;
   state->info.groups = options.groups;
+  if (state->adapter) state->info.adapter = path_require(options.adapter).native();
+  state->info.adapter_bytes = adapter_bytes;
   if (gpu == kCpu) state->backend = cpu_backend(*state);
   if (const std::size_t bytes = state->backend->weight_bytes(); bytes > 0) {
     state->info.weight_bytes = bytes;
@@ -145,7 +152,7 @@ DType Model::cache_dtype() const { return state_->cache_dtype; }
 
 Memory Model::memory() const {
   Memory memory;
-  memory.weights = state_->info.weight_bytes;
+  memory.weights = state_->info.weight_bytes + state_->info.adapter_bytes;
   return memory;
 }
 

@@ -84,6 +84,15 @@ std::size_t weight_bytes(const Checkpoint& checkpoint, WeightPacking packing) {
   return bytes;
 }
 
+std::size_t adapter_bytes(const Adapter& adapter, ProductType type) {
+  std::size_t bytes = 0;
+  for (const auto& [module, pair] : adapter.modules()) {
+    if (module.ends_with(".kv_b_proj")) continue;
+    bytes += Lora{pair.a, pair.b, 1, {}}.layout_bytes(type);
+  }
+  return bytes;
+}
+
 void packing_require(const Checkpoint& checkpoint, WeightPacking packing) {
   if (packing == WeightPacking::keep) return;
   bool some = false;

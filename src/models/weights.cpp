@@ -87,21 +87,20 @@ class Binder {
                  adapter_->name(), text_printable(module), pair->b.rows, pair->a.columns, out, in);
     }
     used_.insert(module);
-    return {pair->a, pair->b, static_cast<float>(pair->scale)};
+    return {pair->a, pair->b, static_cast<float>(pair->scale), {}};
   }
 
   /// The LoRA update of a q or k projection whose rows are permuted in the file: B's rows are
   /// permuted alike.
   Lora lora_permuted(Lora change, std::int64_t width) {
     if (change.empty() || !checkpoint_.permuted_qk()) return change;
-    const std::int64_t rows = change.b.rows;
-    const std::int64_t rank = change.b.columns;
-    auto* permuted = own<float>(rows * rank);
-    for (std::int64_t row = 0; row < rows; ++row) {
+    const std::size_t bytes = change.b.row_bytes();
+    auto* permuted = own<std::byte>(static_cast<std::int64_t>(change.b.bytes()));
+    for (std::int64_t row = 0; row < change.b.rows; ++row) {
       const std::int64_t to = row / width * width + permuted_row(row % width, width);
-      unpack_f32(change.b.type, change.b.row(row), permuted + to * rank, rank);
+      std::memcpy(permuted + static_cast<std::size_t>(to) * bytes, change.b.row(row), bytes);
     }
-    change.b = {reinterpret_cast<const std::byte*>(permuted), PackedType::f32, rows, rank};
+    change.b.data = permuted;
     return change;
   }
 

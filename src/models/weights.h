@@ -52,16 +52,15 @@ struct DecoderWeights {
 /// How a matrix is used.
 enum class MatrixRole : std::uint8_t { embedding, router, linear, head };
 
-/// Calls visit(MatrixRole, PackedMatrix&) for every matrix of the weights; const if they are.
+/// Calls visit(MatrixRole, Linear&) for every linear layer of the weights; const if they are.
 template <typename Weights, typename Visit>
-void matrices_visit(Weights& weights, const Visit& visit) {
+void linears_visit(Weights& weights, const Visit& visit) {
   const auto linear = [&](auto& layer, MatrixRole role = MatrixRole::linear) {
-    if (!layer.empty()) visit(role, layer.weight);
+    if (!layer.empty()) visit(role, layer);
   };
   const auto feed_forward = [&](auto& part) {
     for (auto* layer : {&part.gate, &part.up, &part.down}) linear(*layer);
   };
-  visit(MatrixRole::embedding, weights.embedding);
   for (auto& layer : weights.layers) {
     for (auto* part :
          {&layer.q, &layer.q_a, &layer.q_b, &layer.k, &layer.v, &layer.kv_a, &layer.o}) {
@@ -72,6 +71,13 @@ void matrices_visit(Weights& weights, const Visit& visit) {
     for (auto& expert : layer.experts) feed_forward(expert);
   }
   linear(weights.head, MatrixRole::head);
+}
+
+/// Calls visit(MatrixRole, PackedMatrix&) for every matrix of the weights, the embedding first.
+template <typename Weights, typename Visit>
+void matrices_visit(Weights& weights, const Visit& visit) {
+  visit(MatrixRole::embedding, weights.embedding);
+  linears_visit(weights, [&](MatrixRole role, auto& layer) { visit(role, layer.weight); });
 }
 
 /// Finds and checks every tensor, and binds the adapter's updates (null: none). Throws Error naming

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "ops/lora.h"
 #include "ops/packed.h"
 
 namespace lca {
@@ -19,8 +20,21 @@ struct Lora {
   PackedMatrix a;  ///< [rank, in]
   PackedMatrix b;  ///< [out, rank]
   float scale = 1;
+  LoraPanels panels;  ///< the same as the products here read it
 
   bool empty() const { return a.empty(); }
+  /// What the layout stores: bfloat16 where products round to it, or where nothing is lost.
+  DType layout_type(ProductType type) const {
+    const bool exact = a.type == PackedType::bf16 && b.type == PackedType::bf16;
+    return type == ProductType::bf16 || exact ? DType::bf16 : DType::f32;
+  }
+  std::size_t layout_bytes(ProductType type) const {
+    return lora_bytes(a.rows, a.columns, b.rows, layout_type(type));
+  }
+  /// Lays it out at `to`, which has layout_bytes and must outlive the products.
+  void arrange(ProductType type, std::byte* to) {
+    panels = lora_arrange(a, b, scale, layout_type(type), to);
+  }
 };
 
 /// A linear layer.
@@ -35,7 +49,7 @@ struct Linear {
 };
 
 /// out[rows, layer.out()] = x[rows, layer.in()] · Wᵀ + bias + scale·(x·Aᵀ)·Bᵀ. The result does not
-/// depend on the number of threads. Uses the context's workspace.
+/// depend on the number of threads. A LoRA change must be arranged. Uses the context's workspace.
 void linear(Context& context, const Linear& layer, ProductType type, const float* x,
             std::int64_t rows, float* out);
 
@@ -54,7 +68,7 @@ struct LinearCall {
 inline constexpr std::size_t kLargestGroup = 16;
 
 /// The same for up to kLargestGroup layers of equal width in(): activations are rounded once and
-/// the work is shared out once.
+/// the work is shared out once, LoRA changes included.
 void linear_group(Context& context, std::span<const LinearCall> calls, ProductType type,
                   const float* x, std::span<const std::int64_t> runs);
 

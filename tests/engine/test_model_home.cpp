@@ -1,38 +1,14 @@
 #include "engine/model_home.h"
 #include "formats/byte_files.h"
-
-#include <cstdlib>
-#include <optional>
+#include "support/variable.h"
 
 namespace lca {
 namespace {
 
 using test::expect_error;
 using test::ScratchFolder;
+using test::Variable;
 using test::write_file;
-
-/// Sets or unsets a variable, and restores it afterwards.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* old = std::getenv(name)) old_ = old;
-    set(value);
-  }
-  ~Variable() { set(old_ ? old_->c_str() : nullptr); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  void set(const char* value) const {
-    if (value != nullptr) {
-      ::setenv(name_, value, 1);
-    } else {
-      ::unsetenv(name_);
-    }
-  }
-  const char* name_;
-  std::optional<std::string> old_;
-};
 
 TEST(ModelHome, FollowsTheEnvironment) {
   const Variable user("HOME", "/u");
@@ -77,6 +53,21 @@ TEST(ModelHome, EverythingElseIsAPath) {
                {(folder / "n.gguf").string(), "no such file or folder", "smollm2"},
                ErrorKind::not_found);
   expect_error([] { model_resolve(""); }, {"empty", "smollm2"});
+}
+
+TEST(ModelAdapter, BelongsToTheBuiltInNameWhereItIsThere) {
+  const ScratchFolder folder;
+  const Variable models("LCA_MODELS", folder.path().c_str());
+  EXPECT_EQ(model_adapter("smollm2"), "");
+  std::filesystem::create_directory(folder / "smollm2-lca");
+  EXPECT_EQ(model_adapter("smollm2"), "") << "an empty folder is no adapter";
+  write_file(folder / "smollm2-lca/adapter_config.json", "{}");
+  EXPECT_EQ(model_adapter("smollm2"), std::filesystem::canonical(folder / "smollm2-lca"));
+  EXPECT_EQ(model_adapter("smollm2-lca"), "");
+  EXPECT_EQ(model_adapter((folder / "smollm2").string()), "");
+  EXPECT_EQ(model_adapter(""), "");
+  const Variable elsewhere("LCA_MODELS", "/nowhere");
+  EXPECT_EQ(model_adapter("smollm2"), "");
 }
 
 }  // namespace

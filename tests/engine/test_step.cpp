@@ -105,7 +105,7 @@ TEST_P(StepOfMany, HandsOutTheLogitsOfEveryPositionWhereAsked) {
 
 INSTANTIATE_TEST_SUITE_P(Models, StepOfMany,
                          testing::Values("llama", "gguf_llama_q4_1", "qwen2", "minicpm3",
-                                         "deepseek_v2", "adapter_llama"),
+                                         "deepseek_v2", "adapter_llama", "adapter_gguf_q4_1"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 TEST(Step, RefusesInvalidSteps) {

@@ -29,8 +29,8 @@ def make_all():
     import make_models_llama
     import make_models_mla
 
-    for module in (make_models_llama, make_models_mla, make_models_lca, make_models_entry, make_models_adapters,
-                   make_models_gguf, make_models_calm):
+    for module in (make_models_llama, make_models_mla, make_models_lca, make_models_entry, make_models_gguf,
+                   make_models_calm, make_models_adapters):
         module.make_all()
 
 

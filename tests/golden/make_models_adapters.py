@@ -9,7 +9,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from make_models_common import MODELS, draw_tokens, logits_of, quiet, say, seeded, write_golden
+from make_models_common import MODELS, draw_tokens, logits_of, quiet, rebuilt, say, seeded, write_golden
+from make_models_gguf import k_config, llama_from_gguf, llama_model
 from make_models_mla import ROUTER_MARGIN, router_margin
 
 LLAMA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -32,10 +33,32 @@ ADAPTERS = {
     "adapter_minicpm3": ("minicpm3", 48, dict(
         r=4, lora_alpha=8, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
                                            "o_proj", "gate_proj", "up_proj", "down_proj"])),
+    # Beside packed weights, and in Llama's GGUF files beside rows of q and k in another order.
+    "adapter_gguf_q4_1": ("gguf_llama_q4_1", 48, dict(r=16, lora_alpha=32, target_modules=LLAMA_TARGETS)),
+    "adapter_gguf_q8_0": ("gguf_llama_q8_0", 48, dict(r=1, lora_alpha=4, target_modules=["q_proj", "k_proj"])),
+    "adapter_gguf_k": ("gguf_llama_k", 40, dict(r=24, lora_alpha=12, use_rslora=True, target_modules=LLAMA_TARGETS)),
+    "adapter_gguf_qwen2": ("gguf_qwen2", 48, dict(r=5, lora_alpha=7, target_modules=["q_proj", "k_proj", "down_proj"])),
+    "adapter_gguf_deepseek2": ("gguf_deepseek2", 48, dict(r=8, lora_alpha=8, target_modules=MLA_TARGETS)),
+    "adapter_gguf_minicpm3": ("gguf_minicpm3", 48, dict(
+        r=7, lora_alpha=14, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate_proj"])),
+    # Of a trained adapter's size, for the path that rounds products; stored in bf16.
+    "calm_adapter_llama": ("calm_llama", 24, dict(r=16, lora_alpha=32, target_modules=LLAMA_TARGETS)),
+    "calm_adapter_qwen2": ("calm_qwen2", 24, dict(r=9, lora_alpha=18, target_modules=LLAMA_TARGETS)),
+    "calm_adapter_minicpm3": ("calm_minicpm3", 24, dict(
+        r=16, lora_alpha=32, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj",
+                                             "gate_proj", "up_proj", "down_proj"])),
 }
+
+# GGUF files with the float32 weights of a folder.
+TWINS = {"gguf_qwen2": "qwen2", "gguf_deepseek2": "deepseek_v2", "gguf_minicpm3": "minicpm3"}
 
 
 def load(base, dtype):
+    base = TWINS.get(base, base)
+    file = MODELS / base / "model.gguf"
+    if file.exists():
+        config = k_config() if base == "gguf_llama_k" else llama_model("llama")[0].config
+        return rebuilt(llama_from_gguf([file], config), dtype)
     with quiet():
         return AutoModelForCausalLM.from_pretrained(
             MODELS / base, attn_implementation="eager", experts_implementation="eager", dtype=dtype).eval()
@@ -48,7 +71,10 @@ def adapted(base, fields, seed, dtype=torch.float32):
         for key, p in model.named_parameters():
             if "lora_" in key:
                 x = torch.from_numpy(rng.standard_normal(tuple(p.shape)))
-                p.copy_(((0.3 if "lora_A" in key else 0.1) * x).to(torch.float32))
+                if base.startswith("calm"):
+                    p.copy_(((p.shape[1] ** -0.5 if "lora_A" in key else 0.02) * x).to(torch.bfloat16).float())
+                else:
+                    p.copy_(((0.3 if "lora_A" in key else 0.1) * x).to(torch.float32))
     return model
 
 
@@ -58,7 +84,7 @@ def make(name):
         seed = f"{name}/{attempt}"
         model = adapted(base, fields, seed)
         tokens = draw_tokens(seed, n, model.config.vocab_size)
-        if not base.startswith("deepseek") or router_margin(model.base_model.model, tokens) >= ROUTER_MARGIN:
+        if "deepseek" not in base or router_margin(model.base_model.model, tokens) >= ROUTER_MARGIN:
             break
     else:
         raise RuntimeError(f"{name}: every draw has a near tie")
@@ -68,6 +94,9 @@ def make(name):
     with quiet():
         model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
+    if base.startswith("calm"):
+        file = folder / "adapter_model.safetensors"
+        save_file({k: v.to(torch.bfloat16) for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
     written = json.loads((folder / "adapter_config.json").read_text())
     for key in ("target_modules", "target_parameters"):  # sets: their order changes from run to run
         written[key] = written[key] and sorted(written[key])

@@ -290,12 +290,16 @@ def random_blocks(rng, kind, rows, columns, spread):
     return data.reshape(rows, columns // 256 * size)
 
 
+def k_config():
+    return LlamaConfig(hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=8,
+                       num_key_value_heads=2, head_dim=32, vocab_size=96, max_position_embeddings=128,
+                       rms_norm_eps=1e-5, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2)
+
+
 def make_k_quants():
     """Hidden width 256, one layer, random blocks."""
     name = "gguf_llama_k"
-    config = LlamaConfig(hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=8,
-                         num_key_value_heads=2, head_dim=32, vocab_size=96, max_position_embeddings=128,
-                         rms_norm_eps=1e-5, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2)
+    config = k_config()
     rng = seeded(name)
     shapes = {k: v.shape for k, v in gguf_tensors(blank_model(config)).items()}
     kinds = {"attn_q": Q.Q4_K, "attn_k": Q.Q5_K, "attn_v": Q.Q6_K, "attn_output": Q.Q4_K, "ffn_gate": Q.Q4_K,

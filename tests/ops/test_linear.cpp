@@ -76,34 +76,6 @@ TEST(Linear, MatchesPlainLoopsForFewAndManyRows) {
   }
 }
 
-TEST(Linear, AddsItsBiasAndItsLoraChange) {
-  Context context(2);
-  const std::int64_t in = 48, out = 40, rank = 3;
-  const auto w = random_values(1, out * in);
-  const auto bias = random_values(2, out);
-  const auto a = random_values(3, rank * in);
-  const auto b = random_values(4, out * rank);
-  const Linear layer{matrix_of(w, out), bias.data(), {matrix_of(a, rank), matrix_of(b, out), 0.5F}};
-  for (const std::int64_t rows : {1, 20}) {
-    const auto x = random_values(5, rows * in);
-    auto expected = expected_of(x, w, rows, out, in);
-    const auto low = expected_of(x, a, rows, rank, in);
-    for (std::int64_t m = 0; m < rows; ++m) {
-      for (std::int64_t n = 0; n < out; ++n) {
-        double& value = expected[static_cast<std::size_t>(m * out + n)];
-        value += bias[static_cast<std::size_t>(n)];
-        for (std::int64_t r = 0; r < rank; ++r) {
-          value += 0.5 * low[static_cast<std::size_t>(m * rank + r)] *
-                   b[static_cast<std::size_t>(n * rank + r)];
-        }
-      }
-    }
-    std::vector<float> actual = poisoned(expected.size());
-    linear(context, layer, ProductType::f32, x.data(), rows, actual.data());
-    EXPECT_LE(worst_difference(expected, actual), 1e-4);
-  }
-}
-
 TEST(Linear, Bfloat16FactorsAreRoundedAndSumsAreNot) {
   if (!product_bf16_is_native()) GTEST_SKIP() << "this processor has no bfloat16 products";
   Context context(1);

@@ -4,7 +4,8 @@
 // row is unpacked once and dotted with every activation row. A panel's size depends on the shape
 // alone, so results do not depend on the number of threads; a panel is multiplied run by run,
 // unless rows do not influence each other on this processor, so they do not depend on the other
-// runs either.
+// runs either. An adapter's change is added where a task has finished its rows or its panel, which
+// are then in cache (lora.h).
 
 #include "ops/linear.h"
 
@@ -18,13 +19,14 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
-#include <vector>
+#include <atomic>
+#include <thread>
 
 #include "core/context_state.h"
 #include "core/error.h"
 #include "core/workspace.h"
 #include "ops/elementwise.h"
+#include "ops/lora.h"
 #include "ops/matmul.h"
 #include "ops/packed_dot.h"
 #include "ops/strips.h"
@@ -73,6 +75,9 @@ bool runs_packed(const PackedMatrix& weight, ProductType type) {
 struct Product {
   PackedMatrix weight;
   float* out = nullptr;
+  const float* bias = nullptr;
+  LoraPanels lora;
+  std::int64_t low = 0;  ///< where scale·A·x begins in a row of Scratch::low
 };
 
 /// Consecutive rows of the activations.
@@ -129,8 +134,10 @@ struct Scratch {
   bf16_bits* x = nullptr;          // [rows, in]: activations rounded to bfloat16
   float* wide_x = nullptr;         // and widened again, where bfloat16 is not native
   std::byte* quantised = nullptr;  // activations of few rows in 15 bits, piece after piece
-  std::byte* panels = nullptr;     // one for each thread: float32, then bfloat16
-  std::size_t wide_bytes = 0;      // of the float32 part
+  float* low = nullptr;            // [rows, low_width]: scale·A·x of all adapters
+  std::int64_t low_width = 0;
+  std::byte* panels = nullptr;  // one for each thread: float32, then bfloat16
+  std::size_t wide_bytes = 0;   // of the float32 part
   std::size_t panel_bytes = 0;
 
   Scratch(Carver& carver, std::span<const Product> group, ProductType type,
@@ -145,7 +152,9 @@ struct Scratch {
       unpacks = unpacks || !packed;
       packs = packs || packed;
       if (!rows.many.empty()) weight_rows = std::max(weight_rows, panel_rows(product.weight.rows));
+      low_width += product.lora.width();
     }
+    if (low_width > 0) low = carver.take<float>(rows.total * low_width);
     if (packs && !rows.few.empty()) {
       // A bound for all pieces, which are not known yet where the carver only counts.
       const auto bytes = quantised_bytes(rows.total, in) + rows.few.size() * kPieceSlack;
@@ -166,6 +175,9 @@ struct Scratch {
   std::byte* panel(int worker) const {
     return panels + static_cast<std::size_t>(worker) * panel_bytes;
   }
+  float* low_at(std::int64_t row, const Product& product) const {
+    return low + row * low_width + product.low;
+  }
 
  private:
   /// Rounding up to cache lines, of each of a piece's arrays.
@@ -173,16 +185,21 @@ struct Scratch {
 };
 
 /// Shares the weight rows of all products out, at most step(product) rows a task: body(product,
-/// first, count, worker).
-template <typename Step, typename Body>
-void for_weight_rows(Context& context, std::span<const Product> group, const Step& step,
-                     const Body& body) {
+/// first, count, worker). Before them come `others` tasks of another kind: other(task).
+template <typename Other, typename Step, typename Body>
+void for_weight_rows(Context& context, std::span<const Product> group, std::int64_t others,
+                     const Other& other, const Step& step, const Body& body) {
   const auto tasks_of = [&](const Product& product) {
     return (product.weight.rows + step(product) - 1) / step(product);
   };
-  std::int64_t tasks = 0;
+  std::int64_t tasks = others;
   for (const Product& product : group) tasks += tasks_of(product);
   context.state().pool.run(tasks, [&](std::int64_t task, int worker) {
+    if (task < others) {
+      other(task);
+      return;
+    }
+    task -= others;
     const Product* product = group.data();
     for (; task >= tasks_of(*product); ++product) task -= tasks_of(*product);
     const std::int64_t first = task * step(*product);
@@ -190,8 +207,29 @@ void for_weight_rows(Context& context, std::span<const Product> group, const Ste
   });
 }
 
+/// Adds the bias and the adapter's change to columns first … first + count − 1 of a piece's result.
+void rest_add(const Product& product, const Scratch& scratch, const RowPiece& piece,
+              std::int64_t first, std::int64_t count) {
+  const std::int64_t width = product.weight.rows;
+  float* out = product.out + piece.first * width;
+  for (std::int64_t m = 0; m < piece.rows && product.bias != nullptr; ++m) {
+    for (std::int64_t n = first; n < first + count; ++n) out[m * width + n] += product.bias[n];
+  }
+  if (product.lora.empty()) return;
+  lora_up(product.lora, scratch.low_at(piece.first, product), scratch.low_width, piece.rows, first,
+          first + count, out, width);
+}
+
+/// Waits for tasks that began before the caller's and wait for nothing.
+void wait_for(const std::atomic<std::int64_t>& pending) {
+  constexpr int kSpins = 500;
+  for (int spins = 0; pending.load(std::memory_order_acquire) > 0; ++spins) {
+    if (spins >= kSpins) std::this_thread::yield();
+  }
+}
+
 void few_rows(Context& context, std::span<const Product> group, ProductType type,
-              const Scratch& scratch, const float* x, bool add) {
+              const Scratch& scratch, const float* x) {
   const std::int64_t in = group[0].weight.columns;
   if (scratch.quantised != nullptr) {
     std::byte* memory = scratch.quantised;
@@ -200,30 +238,46 @@ void few_rows(Context& context, std::span<const Product> group, ProductType type
       memory += align_up(quantised_bytes(piece.rows, in));
     }
   }
+  // A·x is one task for each panel of A, and those come first: tasks are taken in order, so a task
+  // that waits for them before it adds B·(A·x) to its rows waits for tasks that run already. A call
+  // of its own for A·x would cost a token one more barrier a product.
+  const std::int64_t downs = scratch.low_width / kLoraLanes;
+  std::atomic<std::int64_t> pending{downs};
   for_weight_rows(
-      context, group,
+      context, group, downs,
+      [&](std::int64_t panel) {
+        const Product* product = group.data();
+        for (; panel >= product->lora.panels(); ++product) panel -= product->lora.panels();
+        for (const RowPiece& piece : scratch.rows.few) {
+          lora_down(product->lora, LoraRows::few, panel, x + piece.first * in, piece.rows,
+                    scratch.low_at(piece.first, *product) + panel * kLoraLanes, scratch.low_width);
+        }
+        pending.fetch_sub(1, std::memory_order_release);
+      },
       [&](const Product& product) { return rows_per_task(product.weight, context.threads()); },
       [&](const Product& product, std::int64_t first, std::int64_t count, int worker) {
         const PackedMatrix& w = product.weight;
+        const bool packed = runs_packed(w, type);
         for (const RowPiece& piece : scratch.rows.few) {
           float* out = product.out + piece.first * w.rows;
           if (w.strips) {
             strips_dot(w, first, first + count, piece.quantised, piece.rows, out, w.rows);
-          } else if (runs_packed(w, type)) {
+          } else if (packed) {
             packed_dot(w, first, first + count, piece.quantised, piece.rows, out, w.rows);
           }
         }
-        if (runs_packed(w, type)) return;
-        auto* row = reinterpret_cast<float*>(scratch.panel(worker));
-        for (std::int64_t n = first; n < first + count; ++n) {
+        for (std::int64_t n = first; n < first + count && !packed; ++n) {
+          auto* row = reinterpret_cast<float*>(scratch.panel(worker));
           unpack_f32(w.type, w.row(n), row, in);
           for (const RowPiece& piece : scratch.rows.few) {
             for (std::int64_t m = piece.first; m < piece.first + piece.rows; ++m) {
-              const float dot = HWY_DYNAMIC_DISPATCH(RowDot)(x + m * in, row, in);
-              float& to = product.out[m * w.rows + n];
-              to = add ? to + dot : dot;
+              product.out[m * w.rows + n] = HWY_DYNAMIC_DISPATCH(RowDot)(x + m * in, row, in);
             }
           }
+        }
+        if (!product.lora.empty()) wait_for(pending);
+        for (const RowPiece& piece : scratch.rows.few) {
+          rest_add(product, scratch, piece, first, count);
         }
       });
 }
@@ -243,9 +297,30 @@ void unpack_panel(const PackedMatrix& w, std::int64_t first, std::int64_t count,
   }
 }
 
-void many_rows(Context& context, std::span<const Product> group, ProductType type,
-               const Scratch& scratch, const float* x, bool add) {
+/// scale·A·x of every adapter, some rows a task.
+void low_rows(Context& context, std::span<const Product> group, const Scratch& scratch,
+              const float* x) {
+  constexpr std::int64_t kTask = 32;
   const std::int64_t in = group[0].weight.columns;
+  for (const RowPiece& piece : scratch.rows.many) {
+    const std::int64_t tasks = (piece.rows + kTask - 1) / kTask;
+    context.state().pool.run(tasks, [&](std::int64_t task, int) {
+      const std::int64_t rows = std::min(kTask, piece.rows - task * kTask);
+      const std::int64_t first = piece.first + task * kTask;
+      for (const Product& product : group) {
+        for (std::int64_t panel = 0; panel < product.lora.panels(); ++panel) {
+          lora_down(product.lora, LoraRows::many, panel, x + first * in, rows,
+                    scratch.low_at(first, product) + panel * kLoraLanes, scratch.low_width);
+        }
+      }
+    });
+  }
+}
+
+void many_rows(Context& context, std::span<const Product> group, ProductType type,
+               const Scratch& scratch, const float* x) {
+  const std::int64_t in = group[0].weight.columns;
+  if (scratch.low_width > 0) low_rows(context, group, scratch, x);
   const bool native = type == ProductType::bf16 && product_bf16_is_native();
   if (!native) matmul_prepare();
   for (const RowPiece& piece : scratch.rows.many) {
@@ -259,7 +334,8 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
   }
   if (type == ProductType::bf16 && !native) x = scratch.wide_x;
   for_weight_rows(
-      context, group, [](const Product& product) { return panel_rows(product.weight.rows); },
+      context, group, 0, [](std::int64_t) {},
+      [](const Product& product) { return panel_rows(product.weight.rows); },
       [&](const Product& product, std::int64_t first, std::int64_t count, int worker) {
         const PackedMatrix& w = product.weight;
         auto* wide = reinterpret_cast<float*>(scratch.panel(worker));
@@ -279,56 +355,37 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
                            w.rows);
           } else {
             matmul_nt({x + piece.first * in, piece.rows, in, in}, {wide, count, in, in}, out,
-                      w.rows, add);
+                      w.rows);
           }
+          rest_add(product, scratch, piece, first, count);
         }
       });
-}
-
-/// out (+)= x · wᵀ for every product of the group. Adding is for float32 alone.
-void multiply(Context& context, std::span<const Product> group, ProductType type, const float* x,
-              std::span<const std::int64_t> runs, bool add = false) {
-  Carver count;
-  const Scratch counted(count, group, type, runs, context.threads());
-  Carver carver(context.state().workspace.prepare(count.used()));
-  const Scratch scratch(carver, group, type, runs, context.threads());
-  if (!scratch.rows.few.empty()) few_rows(context, group, type, scratch, x, add);
-  if (!scratch.rows.many.empty()) many_rows(context, group, type, scratch, x, add);
-}
-
-/// What comes on top of a product: the bias and the adapter's change.
-void add_rest(Context& context, const Linear& layer, const float* x,
-              std::span<const std::int64_t> runs, float* out) {
-  if (layer.bias == nullptr && layer.lora.empty()) return;
-  const std::int64_t rows = std::accumulate(runs.begin(), runs.end(), std::int64_t{0});
-  if (layer.bias != nullptr) {
-    for (std::int64_t m = 0; m < rows; ++m) {
-      float* row = out + m * layer.out();
-      for (std::int64_t n = 0; n < layer.out(); ++n) row[n] += layer.bias[n];
-    }
-  }
-  if (!layer.lora.empty()) {
-    thread_local std::vector<float> low;  // kept from call to call
-    low.resize(static_cast<std::size_t>(rows * layer.lora.a.rows));
-    const Product down{layer.lora.a, low.data()};
-    multiply(context, {&down, 1}, ProductType::f32, x, runs);
-    for (float& value : low) value *= layer.lora.scale;
-    const Product up{layer.lora.b, out};
-    multiply(context, {&up, 1}, ProductType::f32, low.data(), runs, true);
-  }
 }
 
 }  // namespace
 
 void linear_group(Context& context, std::span<const LinearCall> calls, ProductType type,
                   const float* x, std::span<const std::int64_t> runs) {
-  std::array<Product, kLargestGroup> group;
+  std::array<Product, kLargestGroup> products;
   if (calls.empty() || calls.size() > kLargestGroup) {
     fail_internal("a group of {} products", calls.size());
   }
-  for (std::size_t i = 0; i < calls.size(); ++i) group[i] = {calls[i].layer->weight, calls[i].out};
-  multiply(context, std::span(group).first(calls.size()), type, x, runs);
-  for (const LinearCall& call : calls) add_rest(context, *call.layer, x, runs, call.out);
+  std::int64_t low = 0;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const Linear& layer = *calls[i].layer;
+    if (layer.lora.empty() != layer.lora.panels.empty()) {
+      fail_internal("an adapter's matrices are not arranged");
+    }
+    products[i] = {layer.weight, calls[i].out, layer.bias, layer.lora.panels, low};
+    low += layer.lora.panels.width();
+  }
+  const std::span<const Product> group = std::span(products).first(calls.size());
+  Carver count;
+  const Scratch counted(count, group, type, runs, context.threads());
+  Carver carver(context.state().workspace.prepare(count.used()));
+  const Scratch scratch(carver, group, type, runs, context.threads());
+  if (!scratch.rows.few.empty()) few_rows(context, group, type, scratch, x);
+  if (!scratch.rows.many.empty()) many_rows(context, group, type, scratch, x);
 }
 
 void linear(Context& context, const Linear& layer, ProductType type, const float* x,
