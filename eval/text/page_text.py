@@ -16,10 +16,12 @@ _SPACE = re.compile(r"\s+")
 _SKIP_TAGS = {"nav", "header", "footer", "aside", "form"}
 # Classes and ids of navigation in Sphinx, DocBook, mdBook, texi2html, scribble and others.
 _SKIP_NAMES = re.compile(
-    r"(?:class|id|role)\s*=\s*[\"']?[^\"'>]*\b(?:sphinxsidebar|sphinxsidebarwrapper|related|headerlink|nav\w*|toc|"
+    r"(?:class|id|role)\s*=\s*[\"']?(?:[^\"'>]*\s)?(?:sphinxsidebar|sphinxsidebarwrapper|related|headerlink|nav\w*|toc|"
     r"toctree-wrapper|contents|table-of-contents|short_table_of_contents|sidebar|breadcrumbs?|linenos|footer|tocset|"
-    r"menu\w*|navsetbottom|navsettop|footnotes?-nav|page-header|bottomsearch|langavail|lang|outofdate|quickview|"
-    r"searchbox|viewcode-link|permalink|indexterm|navigation|top-link)\b", re.IGNORECASE)
+    r"menu\w*|menu-bar|navsetbottom|navsettop|header|nav-panel|copiable-link|page-header|bottomsearch|langavail|lang|"
+    r"outofdate|quickview|searchbox|viewcode-link|permalink|indexterm|navigation|top-link|nav-wrapper|buttons|"
+    r"tocview|tocsub)(?=[\s\"'>]|$)", re.IGNORECASE)
+_WHOLE = {"html", "body", "main", "article", "h1", "h2", "h3"}  # never left out
 _VOID = {"br", "img", "hr", "input", "link", "meta", "wbr", "col", "area", "source", "base"}
 _BLOCK = {"p", "div", "ul", "ol", "dl", "dt", "dd", "table", "blockquote", "section", "article", "caption", "tbody",
           "thead", "figure", "figcaption", "main", "body", "center"}
@@ -62,7 +64,11 @@ class _Writer:
 
 def html_text(raw: bytes) -> str:
     """The text of a page without its navigation."""
-    source = _DROP.sub(b" ", raw).decode("utf-8", "replace")
+    raw = _DROP.sub(b" ", raw)
+    try:
+        source = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        source = raw.decode("latin-1")
     writer, skip, depth, code = _Writer(), "", 0, None
     for match in _TOKEN.finditer(source):
         closing, name, attributes, words = match.groups()
@@ -76,7 +82,7 @@ def html_text(raw: bytes) -> str:
             if name == skip and not attributes.endswith("/"):
                 depth += -1 if closing else 1
             continue
-        if not closing and name not in _VOID and not attributes.endswith("/") and \
+        if not closing and name not in _VOID and name not in _WHOLE and not attributes.endswith("/") and \
                 (name in _SKIP_TAGS or attributes and _SKIP_NAMES.search(attributes)):
             skip, depth = name, 1
         elif name == "pre":
