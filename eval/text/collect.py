@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Collects the texts for fine-tuning SmolLM2 and for measuring it, as files.csv lists them.
 
-    eval/text/collect.py FOLDER [--clones FOLDER] [--packages FOLDER] [--jobs N] [--update]
+    eval/text/collect.py FOLDER [--split NAME …] [--clones FOLDER] [--packages FOLDER] [--jobs N] [--update]
 
 Books and essays come from public GitHub repositories at fixed commits, manuals from Debian's documentation packages
 at fixed versions (sources.json). Books lose their headers; pages of manuals become text and are joined, in the order of
 their names, into documents of some 40K tokens. FOLDER gets train/LABEL, held-out/LABEL and general/LABEL. Every
-text is compared with its SHA-256 in files.csv; --update writes that list instead. The texts stay out of the repository.
+text is compared with its SHA-256 in files.csv; --update writes that list instead. --split makes a part of them: general
+for the texts that are for evaluation alone. The texts stay out of the repository.
 """
 import argparse
 import csv
@@ -28,6 +29,7 @@ import urllib.request
 from page_text import english_share, page_text
 
 HERE = pathlib.Path(__file__).resolve().parent
+SPLITS = ["train", "held-out", "general"]
 COLUMNS = ["split", "label", "source", "name", "bytes", "sha256"]
 PART = 160_000  # characters of a document that is made of pages
 SMALL, ENGLISH = 400, 0.16  # a page needs as many characters, and that share of common words
@@ -198,10 +200,13 @@ def manual_make(task):
 
 
 def texts_make(sources, args):
-    yield from books_make(sources, args.clones)
-    yield from essays_make(sources, args.clones)
+    if {"train", "held-out"} & set(args.split):
+        yield from (text for text in books_make(sources, args.clones) if text[0] in args.split)
+    if "general" in args.split:
+        yield from essays_make(sources, args.clones)
     archives, usual = sources["archives"], sources["pages"]
-    tasks = [(package, args.packages, archives, usual) for package in sources["packages"]]
+    tasks = [(package, args.packages, archives, usual) for package in sources["packages"]
+             if package.get("split", "train") in args.split]
     with multiprocessing.Pool(args.jobs) as pool:
         for found in pool.imap(manual_make, tasks):
             yield from found
@@ -211,8 +216,9 @@ def texts_make(sources, args):
 
 def collect(args):
     sources = json.loads((HERE / "sources.json").read_text())
-    known = {} if args.update else {f"{row['split']}/{row['label']}/{row['name']}": row
-                                    for row in csv.DictReader(open(HERE / "files.csv", encoding="utf-8"))}
+    listed = list(csv.DictReader(open(HERE / "files.csv", encoding="utf-8"))) if (HERE / "files.csv").exists() else []
+    known = {} if args.update else {f"{row['split']}/{row['label']}/{row['name']}": row for row in listed
+                                    if row["split"] in args.split}
     rows, wrong = [], []
     for split, label, source, name, text in texts_make(sources, args):
         content = text.encode()
@@ -233,6 +239,7 @@ def collect(args):
         raise Failure(f"{len(wrong)} texts are not as files.csv has them and were not written, {len(known)} were not "
                       f"found; the first is {(wrong + list(known))[0]}")
     if args.update:
+        rows += [{**row, "bytes": int(row["bytes"])} for row in listed if row["split"] not in args.split]
         rows.sort(key=lambda row: (row["split"], row["label"], row["name"]))
         with open(HERE / "files.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -249,6 +256,7 @@ def collect(args):
 def main():
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("folder", type=pathlib.Path)
+    options.add_argument("--split", nargs="+", choices=SPLITS, default=SPLITS, help="parts to make (all)")
     options.add_argument("--clones", type=pathlib.Path, metavar="FOLDER", help="of GitHub repositories")
     options.add_argument("--packages", type=pathlib.Path, metavar="FOLDER", help="of Debian packages")
     options.add_argument("--jobs", type=int, default=os.cpu_count())
