@@ -10,7 +10,8 @@ import gzip
 import html
 import re
 
-_DROP = re.compile(rb"<!--.*?-->|<[?!][^>]*>|<(script|style|head|svg|math|select|button)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
+_DROP = re.compile(rb"<!--.*?-->|<[?!][^>]*>|<(script|style|head|svg|math|select|button)\b.*?</\1\s*>",
+                   re.DOTALL | re.IGNORECASE)
 _TOKEN = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)([^>]*)>|([^<]+)|<")
 _SPACE = re.compile(r"\s+")
 _SKIP_TAGS = {"nav", "header", "footer", "aside", "form"}

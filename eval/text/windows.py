@@ -3,10 +3,10 @@
 
     eval/text/windows.py TEXTS OUT
 
-TEXTS is what collect.py made. OUT gets held-out/NNN.txt and general/NNN.txt: pieces of 48,000 characters, which are more
-than 8,192 tokens of SmolLM2 (a few of the general ones may have fewer and are left out by what reads them), that
-begin with a paragraph, up to three of a text, spread over it; essays are short and are joined before. windows.csv
-says where each one comes from. OUT/long.txt names held-out texts of 500,000 characters and more: haystacks of 110K tokens.
+TEXTS is what collect.py made. OUT gets held-out/NNN.txt and general/NNN.txt: pieces of 48,000 characters, more than
+10,000 tokens of SmolLM2, that begin with a paragraph, up to three of a text, spread over it; essays are short and
+are joined before. windows.csv says where each one comes from. long.txt names held-out texts of 500,000 characters and
+more, which are more than 120K tokens: haystacks.
 """
 import argparse
 import csv

@@ -1,4 +1,4 @@
-"""Joining folders of packed text: nothing is lost, a small folder is spread over a large one, wrong pairs are refused."""
+"""Joining folders of packed text: nothing is lost, a small folder is spread evenly, wrong pairs are refused."""
 
 import json
 import random

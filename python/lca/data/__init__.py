@@ -1,6 +1,7 @@
 """Training data: packs text into tokens, plants retrieval tasks, reads batches. Needs numpy alone.
 
-``python -m lca.data pack | join | mix | overlap | show | check`` is the command line; docs/training-data.md explains it.
+``python -m lca.data pack | join | mix | overlap | show | check`` is the command line;
+docs/training-data.md explains it.
 """
 
 from lca.data.joining import join

@@ -226,7 +226,8 @@ def _check(args: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    work = {"pack": _pack, "join": _join, "mix": _mix, "overlap": _overlap, "show": _show, "check": _check}[args.command]
+    work = {"pack": _pack, "join": _join, "mix": _mix, "overlap": _overlap, "show": _show,
+            "check": _check}[args.command]
     try:
         told, page, code = work(args)
     except (OSError, ValueError, IndexError, MemoryError, RuntimeError) as error:
