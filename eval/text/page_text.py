@@ -1,7 +1,8 @@
 """Text of documentation pages: HTML, POD, info and plain files, by regular expressions alone.
 
 Made for the pages of manuals, which are well formed: headings become Markdown's, program text is fenced, navigation is
-left out. `english_share` tells prose from tables of symbols.
+left out. `english_share` tells prose from tables of symbols. The hashes of files.csv depend on every character that comes
+out of here: nested marks of POD, say, are left as they are (some remain) until the list is made anew.
 """
 
 from __future__ import annotations
