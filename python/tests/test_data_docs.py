@@ -43,7 +43,7 @@ def test_the_examples_run(model, library, monkeypatch, request):
         script = "set -e\n" + block.replace("smollm2", model).replace("python -m", f"'{sys.executable}' -m")
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=os.environ)
         assert done.returncode == 0, done.stderr
-    assert [language for language, _ in BLOCKS] == ["sh", "sh", "python", "python", "sh"]
+    assert [language for language, _ in BLOCKS] == ["sh", "sh", "sh", "python", "python", "sh"]
 
 
 def test_the_page_names_every_task():

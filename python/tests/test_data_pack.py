@@ -286,6 +286,18 @@ def test_conversations_have_a_loss_on_replies_only(tmp_path):
     assert TOKENIZER.decode(ids[kinds == TEXT]) == "Two.<|end|>Four.<|end|>" and set(kinds.tolist()) == {NONE, TEXT}
 
 
+def test_a_conversation_may_begin_with_a_system_message(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"},
+            {"role": "assistant", "content": "Two."}]
+    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in (talk, talk[:1], [talk[1], talk[0]])))
+    told = pack([source_parse(f"chat={path},field=messages")], tmp_path / "out", TOKENIZER, PackOptions(keep=1.0))
+    assert told["problems"]["count"] == 2
+    ids, kinds, _ = Packed(tmp_path / "out").slice(0, told["tokens"])
+    assert TOKENIZER.decode(ids) == ("<|system|>\nBe brief.<|end|>\n<|user|>\nOne?<|end|>\n<|assistant|>\nTwo.<|end|>")
+    assert TOKENIZER.decode(ids[kinds == TEXT]) == "Two.<|end|>"
+
+
 def test_slimpajamas_mixture_and_labels_from_a_field(tmp_path):
     assert abs(sum(PRESETS["slimpajama"].values()) - 1) < 1e-6
     draw, path = random.Random(2), tmp_path / "train.jsonl"

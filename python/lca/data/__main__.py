@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 
+from lca.data.joining import join
 from lca.data.mixing import MixOptions, mix
 from lca.data.overlap import overlap, overlap_page
 from lca.data.packing import PRESETS, PackOptions, pack
@@ -33,6 +34,10 @@ _MIX = """examples:
   python -m lca.data mix packed mixed-8k --length 8192
   python -m lca.data mix packed mixed-1k --length 1024 --tokens 20M --tasks facts=2,passage=1 --chat-share 0.5
   python -m lca.data show mixed-8k --row 1"""
+_JOIN = """example:
+  python -m lca.data join packed packed-books packed-chat
+
+Documents of a small folder are spread evenly over a large one."""
 _OVERLAP = """example:
   python -m lca.data overlap --held-out heldout --training books --limit 0.001 && echo apart"""
 _UNITS = {"K": 1_000, "M": 1_000_000, "G": 1_000_000_000, "B": 1_000_000_000}
@@ -117,6 +122,13 @@ def _parser() -> argparse.ArgumentParser:
     into.add_argument("--end", default="", metavar="TOKEN", help="a special token after every document")
     common(into)
 
+    both = add("join", "joins folders that pack wrote", _JOIN)
+    both.add_argument("folder", metavar="OUT", help="where the tokens go")
+    both.add_argument("packed", nargs="+", metavar="PACKED", help="folders that pack wrote")
+    both.add_argument("--shard-tokens", type=_amount, default=1 << 24, metavar="N", help="tokens of a shard (16777216)")
+    both.add_argument("--progress", action=argparse.BooleanOptionalAction, default=None,
+                      help="a progress bar (default: on a terminal)")
+
     onto = add("mix", "plants retrieval tasks into packed text", _MIX)
     onto.add_argument("text", metavar="PACKED", help="a folder that pack wrote")
     onto.add_argument("folder", metavar="OUT", help="where the rows go")
@@ -169,6 +181,13 @@ def _pack(args: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
     return told, pack_page(told) + f"\nThis page: {args.folder}/statistics.md", 0
 
 
+def _join(args: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
+    told = join(args.packed, args.folder, args.shard_tokens, args.progress)
+    page = "\n".join(f"{each['tokens']:>15,} tokens, {100 * each['share']:5.1f} %  {each['folder']}"
+                     for each in told["folders"])
+    return told, f"{page}\n{told['tokens']:>15,} tokens in {args.folder}", 0
+
+
 def _mix(args: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
     rows = RowOptions(args.length, args.tasks, args.values, args.chat_share, args.first_share, args.groups, args.sink)
     count = -(-args.tokens // args.length)
@@ -207,14 +226,15 @@ def _check(args: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    work = {"pack": _pack, "mix": _mix, "overlap": _overlap, "show": _show, "check": _check}[args.command]
+    work = {"pack": _pack, "join": _join, "mix": _mix, "overlap": _overlap, "show": _show,
+            "check": _check}[args.command]
     try:
         told, page, code = work(args)
     except (OSError, ValueError, IndexError, MemoryError, RuntimeError) as error:
         sys.exit(f"lca.data {args.command}: {error}")
     except KeyboardInterrupt:
         sys.exit(f"lca.data {args.command}: interrupted" +
-                 ("; the same command goes on" if args.command in ("pack", "mix") else ""))
+                 ("; the same command goes on" if args.command in ("pack", "join", "mix") else ""))
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be anything
     try:

@@ -59,7 +59,10 @@ def _block_hashes(text: str) -> numpy.ndarray:
 
 def ngram_hashes(text: str, n: int = 13) -> numpy.ndarray:
     """One uint64 for each n words in a row, in order; empty for shorter texts."""
-    words = word_hashes(text)
+    return _word_ngrams(word_hashes(text), n)
+
+
+def _word_ngrams(words: numpy.ndarray, n: int) -> numpy.ndarray:
     count = len(words) - n + 1
     if count <= 0:
         return numpy.zeros(0, numpy.uint64)
@@ -67,6 +70,17 @@ def ngram_hashes(text: str, n: int = 13) -> numpy.ndarray:
     for k, power in enumerate(_powers(0xD1342543DE82EF95, n)):
         total += words[k:k + count] * power
     return _mixed(total)
+
+
+def _smallest(values: numpy.ndarray, count: int) -> list[int]:
+    """The `count` smallest values, each once, without sorting all."""
+    take = 4 * count
+    while take < len(values):
+        found = numpy.unique(numpy.partition(values, take)[:take])
+        if len(found) >= count:
+            return found[:count].tolist()
+        take *= 4
+    return numpy.unique(values)[:count].tolist()
 
 
 class Duplicates:
@@ -85,7 +99,7 @@ class Duplicates:
         whole = int(numpy.sum(placed, dtype=numpy.uint64))
         if whole in self._exact:
             return "exact", self._exact[whole]
-        grams = numpy.unique(ngram_hashes(text, self.N))[:self.SAMPLE].tolist()
+        grams = _smallest(_word_ngrams(words, self.N), self.SAMPLE)
         votes: dict[int, int] = {}
         for gram in grams:
             if gram in self._grams:

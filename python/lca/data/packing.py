@@ -157,7 +157,7 @@ def _ratio(options: PackOptions, sources: list[Source], scan: Scan, tokenizer: T
     for row in scan.index[chosen]:
         file = scan.files[row["file"]]
         text = document_load(file, sources[file.source], int(row["offset"]), int(row["size"]), int(row["record"]))
-        texts.append(text[:8192] if isinstance(text, str) else text[0][1][:8192])
+        texts.append(text[:8192] if isinstance(text, str) else text[-1][1][:8192])
     return sum(map(len, texts)) / max(1, sum(map(len, tokenizer.encode(texts))))
 
 

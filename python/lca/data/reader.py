@@ -113,6 +113,15 @@ class Packed:
             start, shard = first + b, shard + 1
         return numpy.concatenate(ids), numpy.concatenate(kinds), numpy.concatenate(records)
 
+    def records(self) -> numpy.ndarray:
+        """Records of all documents, starts counted from the first token of all."""
+        found = []
+        for shard, first in zip(self._shards, self._bounds):
+            part = numpy.array(shard["documents"])
+            part["start"] += first
+            found.append(part)
+        return numpy.concatenate(found)
+
     def row(self, number: int, length: int) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
         """Ids, kinds and document starts of one row; a document that was cut starts again."""
         if not 0 <= number < self.row_count(length):

@@ -241,11 +241,13 @@ def _conversation_of(content: list) -> list[tuple[str, str]]:
     messages = []
     for message in content:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str) \
-                or message.get("role") not in ("user", "assistant"):
-            raise ValueError('messages are {"role": "user" or "assistant", "content": text}')
+                or message.get("role") not in ("system", "user", "assistant"):
+            raise ValueError('messages are {"role": "system", "user" or "assistant", "content": text}')
         messages.append((message["role"], _clean(message["content"])))
-    if not messages or [role for role, _ in messages] != ["user", "assistant"] * (len(messages) // 2):
-        raise ValueError("a conversation is user, assistant, user, assistant, …")
+    roles = [role for role, _ in messages]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if not turns or turns != ["user", "assistant"] * (len(turns) // 2):
+        raise ValueError("a conversation is user, assistant, user, assistant, …, after a system message or none")
     return messages
 
 

@@ -183,6 +183,7 @@ class ChatForm:
     turn: list[int]  #: between a user message and its reply
     next: list[int]  #: between a reply and the next user message
     close: list[int]  #: after the last reply
+    system: tuple[list[int], list[int]] | None = None  #: before a system message, and between it and the first user's
 
 
 def chat_form(tokenizer: Tokenizer) -> ChatForm:
@@ -195,18 +196,36 @@ def chat_form(tokenizer: Tokenizer) -> ChatForm:
     head, turn, following, _ = (tokenizer.special(part) for part in parts)
     ends = set(tokenizer.ends())
     stop = next((i + 1 for i, token in enumerate(following) if token in ends), len(following))
-    return ChatForm(head, turn, following, following[:stop])
+    return ChatForm(head, turn, following, following[:stop], _system_form(tokenizer))
+
+
+def _system_form(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """What stands around a system message; None where the chat format has none."""
+    try:
+        text = tokenizer.chat_text([("system", "Qm1Z"), ("user", "Qm2Z")])
+    except Exception:  # templates refuse in ways of their own
+        return None
+    parts = re.split("Qm1Z|Qm2Z", text)
+    if len(parts) != 3 or "Qm1Z" not in text:
+        return None
+    return tokenizer.special(parts[0]), tokenizer.special(parts[1])
 
 
 def chat_encode(tokenizer: Tokenizer, form: ChatForm,
                 messages: Sequence[tuple[str, str]]) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Ids of a conversation user, assistant, user, … and which of them the assistant says."""
+    """Ids of a conversation [system,] user, assistant, user, … and which of them the assistant says."""
+    open_, messages = form.open, list(messages)
+    if messages and messages[0][0] == "system":
+        if form.system is None:
+            raise ValueError(f"the chat format of {tokenizer.name} has no system messages")
+        open_ = [*form.system[0], *tokenizer.encode([messages[0][1]])[0].tolist(), *form.system[1]]
+        messages = messages[1:]
     roles = [role for role, _ in messages]
     if not roles or roles != ["user", "assistant"] * (len(roles) // 2):
-        raise ValueError("a conversation is user, assistant, user, assistant, …")
+        raise ValueError("a conversation is user, assistant, user, assistant, …, after a system message or none")
     ids, said = [], []
     for at, content in enumerate(tokenizer.encode([text for _, text in messages])):
-        before = (form.open if at == 0 else form.next) if at % 2 == 0 else form.turn
+        before = (open_ if at == 0 else form.next) if at % 2 == 0 else form.turn
         after = form.close if at == len(roles) - 1 else []
         # An end token belongs to the reply; inside, it is the first part of what lies between the messages.
         lead = len(form.close) if at % 2 == 0 and at else 0
