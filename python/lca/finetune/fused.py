@@ -1,0 +1,279 @@
+"""A Llama with LoRA as two functions a block around attention, with backward passes of their own.
+
+The modules of transformers and PEFT hold the weights; here they are computed with: q, k and v are one product, gate and
+up another, an adapter is a product of small matrices added to its result, and nothing is kept for the backward pass
+that is cheaper to make again (norms, silu). Base weights have no gradient.
+
+For N tokens of width d a block keeps x [N, d], q k v, the output of attention, x in its middle and gate and up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from lca import operators
+from lca.finetune.kernels import kernels_for
+
+
+class Projection:
+    """Linear layers of one input as one: W [out, d], and of their adapters a [r, d] and b [out, r], block by block."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        bases = [getattr(each, "base_layer", each) for each in modules]
+        self.weight = torch.cat([each.weight.detach() for each in bases])
+        self.parameters: list[nn.Parameter] = []  # A, B, A, B, …
+        self._blocks: list[tuple[slice, slice]] = []  # rows of a, rows of b
+        self.scale = 1.0
+        rank = row = 0
+        for module, base in zip(modules, bases):
+            out = base.weight.shape[0]
+            if module is not base:
+                first, second = module.lora_A["default"].weight, module.lora_B["default"].weight
+                self.parameters += [first, second]
+                self._blocks.append((slice(rank, rank + first.shape[0]), slice(row, row + out)))
+                self.scale = float(module.scaling["default"])
+                rank += first.shape[0]
+            row += out
+        self.a, self.b = self.weight.new_zeros(rank, self.weight.shape[1]), self.weight.new_zeros(row, rank)
+
+    def targets(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Where `parameters` are copied to, and those targets that are then scaled."""
+        into = []
+        for ranks, rows in self._blocks:
+            into += [self.a[ranks], self.b[rows, ranks]]
+        return into, [each.detach() for each in self.parameters], into[1::2]
+
+    def __call__(self, x: Tensor, adapted: bool, more: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """x W^T (+ more) with adapters, and x a^T."""
+        out = x @ self.weight.T if more is None else torch.addmm(more, x, self.weight.T)
+        if not adapted or not self.parameters:
+            return out, None
+        low = x @ self.a.T
+        return out.addmm_(low, self.b.T), low
+
+    def backward(self, grad: Tensor, low: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The gradients of x and of x a^T."""
+        into = grad @ self.weight
+        if low is None:
+            return into, None
+        grad_low = grad @ self.b
+        return into.addmm_(grad_low, self.a), grad_low
+
+    def parameters_backward(self, grad: Tensor, grad_low: Tensor | None, x: Tensor, low: Tensor | None) -> list[Tensor]:
+        """The gradients of `parameters`."""
+        if low is None:
+            return []
+        grad_a, grad_b = grad_low.T @ x, grad.T @ low
+        found = []
+        for (ranks, rows), kind in zip(self._blocks, self.parameters[::2]):
+            found += [grad_a[ranks].to(kind.dtype), grad_b[rows, ranks].to(kind.dtype) * self.scale]
+        return found
+
+
+@dataclasses.dataclass
+class Block:
+    """The weights of a layer."""
+
+    norm_in: Tensor
+    norm_mid: Tensor
+    qkv: Projection
+    out: Projection
+    gate_up: Projection
+    down: Projection
+    heads: int
+    kv: int
+    epsilon: float
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [self.qkv, self.out, self.gate_up, self.down]
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """RoPE of a pass: positions [N], cosines and sines [2, P, d / 2] in float32."""
+
+    positions: Tensor
+    table: Tensor
+
+
+def _inward(x: Tensor, block: Block, turn: Turn, adapted: bool):
+    kernels = kernels_for(x)
+    hidden, scale = kernels.norm(x, block.norm_in, block.epsilon)
+    qkv, low = block.qkv(hidden, adapted)
+    qkv = qkv.unflatten(1, (block.heads + 2 * block.kv, -1))
+    kernels.rope(qkv, turn.positions, turn.table, block.heads + block.kv)
+    return qkv.split([block.heads, block.kv, block.kv], 1), scale, low
+
+
+class _Inward(Function):
+    """q, k, v [N, heads, d] of x [N, d], and x itself: its other gradient then joins in one pass."""
+
+    @staticmethod
+    def forward(ctx, x, block, turn, *parameters):
+        found, scale, low = _inward(x, block, turn, True)
+        ctx.save_for_backward(x, scale, low)
+        ctx.block, ctx.turn = block, turn
+        return (*found, x)
+
+    @staticmethod
+    def backward(ctx, q, k, v, more):
+        x, scale, low = ctx.saved_tensors
+        block, kernels = ctx.block, kernels_for(x)
+        grad = kernels.rope_backward(q, k, v, ctx.turn.positions, ctx.turn.table).flatten(1)
+        inner, grad_low = block.qkv.backward(grad, low)
+        into, hidden = kernels.norm_backward(inner, x, block.norm_in, scale, more)
+        return (into, None, None, *block.qkv.parameters_backward(grad, grad_low, hidden, low))
+
+
+def _outward(attended: Tensor, x: Tensor, block: Block, adapted: bool):
+    kernels = kernels_for(x)
+    middle, low_out = block.out(attended, adapted, x)
+    hidden, scale = kernels.norm(middle, block.norm_mid, block.epsilon)
+    both, low_both = block.gate_up(hidden, adapted)
+    out, low_down = block.down(kernels.swiglu(both), adapted, middle)
+    return out, (middle, scale, both, low_out, low_both, low_down)
+
+
+class _Outward(Function):
+    """What follows attention [N, heads · d] in a block: its output matrix, the feed-forward part."""
+
+    @staticmethod
+    def forward(ctx, attended, x, block, *parameters):
+        out, kept = _outward(attended, x, block, True)
+        ctx.save_for_backward(attended, *kept)
+        ctx.block = block
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        attended, middle, scale, both, low_out, low_both, low_down = ctx.saved_tensors
+        block, kernels = ctx.block, kernels_for(grad)
+        grad = grad.contiguous()
+        inner, grad_low = block.down.backward(grad, low_down)
+        inner, active = kernels.swiglu_backward(inner, both)
+        of_down = block.down.parameters_backward(grad, grad_low, active, low_down)
+        outer, grad_low = block.gate_up.backward(inner, low_both)
+        grad, hidden = kernels.norm_backward(outer, middle, block.norm_mid, scale, grad)
+        of_both = block.gate_up.parameters_backward(inner, grad_low, hidden, low_both)
+        into, grad_low = block.out.backward(grad, low_out)
+        of_out = block.out.parameters_backward(grad, grad_low, attended, low_out)
+        return (into, grad, None, *of_out, *of_both, *of_down)
+
+
+class _Norm(Function):
+    @staticmethod
+    def forward(ctx, x, weight, epsilon):
+        out, scale = kernels_for(x).norm(x, weight, epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, scale = ctx.saved_tensors
+        return kernels_for(x).norm_backward(grad.contiguous(), x, weight, scale, None)[0], None, None
+
+
+def obstacle(causal: nn.Module) -> str | None:
+    """Why a model has to be computed by its own modules, or None."""
+    inner = causal.model
+    if type(inner).__name__ != "LlamaModel":
+        return f"it is no Llama but {type(causal).__name__}"
+    if causal.config.hidden_act != "silu":
+        return f"its activation is {causal.config.hidden_act}"
+    if getattr(inner.rotary_emb, "rope_type", "default") in ("dynamic", "longrope"):
+        return f"its rope type is {inner.rotary_emb.rope_type}"
+    blocks = {module for layer in inner.layers for module in layer.modules()}
+    for name, module in causal.named_modules():
+        if hasattr(module, "base_layer") and module not in blocks:
+            return f"{name} has an adapter"
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            return f"{name} has a bias"
+    return None
+
+
+class Fused:
+    """A patched causal Llama with adapters, for training."""
+
+    def __init__(self, causal: nn.Module, checkpointing: bool = False) -> None:
+        inner, config = causal.model, causal.config
+        self._inner, self._checkpointing = inner, checkpointing
+        self.blocks = []
+        for layer in inner.layers:
+            own, mlp = layer.self_attn, layer.mlp
+            self.blocks.append(Block(
+                layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach(),
+                Projection([own.q_proj, own.k_proj, own.v_proj]), Projection([own.o_proj]),
+                Projection([mlp.gate_proj, mlp.up_proj]), Projection([mlp.down_proj]),
+                config.num_attention_heads, config.num_key_value_heads, layer.input_layernorm.variance_epsilon))
+        self._scaling = inner.layers[0].self_attn.scaling
+        self._table: Tensor | None = None
+        self._copies: tuple[list[Tensor], list[Tensor], list[Tensor], list[float]] = ([], [], [], [])
+        for block in self.blocks:
+            for part in block.projections:
+                into, of, scaled = part.targets()
+                for whole, more in zip(self._copies, (into, of, scaled, [part.scale] * len(scaled))):
+                    whole.extend(more)
+
+    def refresh(self) -> None:
+        """Takes over the adapters' weights, in the type of the computation."""
+        into, of, scaled, scales = self._copies
+        if into:
+            torch._foreach_copy_(into, of)
+            torch._foreach_mul_(scaled, scales)
+
+    def _turn(self, positions: Tensor) -> Turn:
+        length = positions.shape[-1]
+        if self._table is None or self._table.shape[1] < length:
+            count = torch.arange(length, device=positions.device)[None]
+            like = torch.zeros(1, device=positions.device)
+            half = self._inner.layers[0].self_attn.head_dim // 2
+            self._table = torch.stack([each[0, :, :half] for each in self._inner.rotary_emb(like, count)]).contiguous()
+        return Turn(positions.reshape(-1), self._table)
+
+    def hidden(self, ids: Tensor, positions: Tensor, documents: Tensor | None, adapted: bool = True) -> Tensor:
+        """The last hidden states [B, n, d] with the patch's settings; `documents` int32 [D + 1] on the host."""
+        state = self._inner._lca
+        with torch.autocast(ids.device.type, enabled=False):
+            if adapted:
+                self.refresh()
+            x = F.embedding(ids.reshape(-1), self._inner.embed_tokens.weight)
+            turn, frequencies = self._turn(positions), state.frequencies()
+            for block, settings in zip(self.blocks, state.settings):
+                options = {**settings, "scale": self._scaling, "cu_seqlens": documents}
+                if settings["positions"] == "entry":
+                    options["rope_frequencies"] = frequencies
+                x = self._layer(x, block, turn, ids.shape, options, adapted)
+            x = _Norm.apply(x, self._inner.norm.weight, self._inner.norm.variance_epsilon)
+        return x.view(*ids.shape, -1)
+
+    def _layer(self, x: Tensor, block: Block, turn: Turn, shape: Any, options: dict, adapted: bool) -> Tensor:
+        training = adapted and torch.is_grad_enabled()
+        if not training:
+            found, _, _ = _inward(x, block, turn, adapted)
+            return _outward(_attended(*found, shape, options), x, block, adapted)[0]
+        if not x.requires_grad:  # the embeddings
+            x = x.detach().requires_grad_()
+        if self._checkpointing:
+            return checkpoint(_trained, x, block, turn, shape, options, use_reentrant=False, preserve_rng_state=False)
+        return _trained(x, block, turn, shape, options)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, shape: Any, options: dict) -> Tensor:
+    """Attention of [N, heads, d], as rows or as packed documents."""
+    batch, tokens = shape if options["cu_seqlens"] is None else (1, len(q))
+    out = operators.attention(*(each.unflatten(0, (batch, tokens)) for each in (q, k, v)), **options)
+    return out.reshape(len(q), -1)
+
+
+def _trained(x: Tensor, block: Block, turn: Turn, shape: Any, options: dict) -> Tensor:
+    *found, x = _Inward.apply(x, block, turn, *block.qkv.parameters)
+    rest = [each for part in block.projections[1:] for each in part.parameters]
+    return _Outward.apply(_attended(*found, shape, options), x, block, *rest)
