@@ -75,10 +75,11 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _one_of(*names: str) -> Callable[[Any, str], str]:
-    def read(value: Any, where: str) -> str:
+def _one_of(*names: str | bool) -> Callable[[Any, str], Any]:
+    def read(value: Any, where: str) -> Any:
         if value not in names:
-            raise ConfigError(f"{where} must be one of {', '.join(names)}, not {_short(value)}")
+            told = ", ".join(str(name).lower() if isinstance(name, bool) else name for name in names)
+            raise ConfigError(f"{where} must be one of {told}, not {_short(value)}")
         return value
     return read
 
@@ -259,6 +260,7 @@ class Config:
     precision: str = _field(_one_of("auto", "float32", "bf16"), "auto")  # auto: bf16 on a GPU
     device: str = _field(_one_of("auto", "cpu"), "auto")
     gradient_checkpointing: bool = _field(_boolean, True)
+    fused: Any = _field(_one_of("auto", True, False), "auto")  # auto: on a GPU, where the model allows it
     compile: Any = _field(lambda value, where: value if isinstance(value, bool) else _text(value, where), False)
 
     @property

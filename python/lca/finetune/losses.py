@@ -35,6 +35,9 @@ class Places:
     answer: Tensor
     context: Tensor
 
+    def to(self, move: Callable[[Tensor], Tensor]) -> Places:
+        return Places(move(self.text), move(self.answer), move(self.context))
+
 
 def places_of(kinds: Tensor, positions: Tensor, context: bool = False) -> Places:
     """kinds and positions [B, n]; output i of a row is for token i + 1."""
