@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import math
@@ -185,6 +186,7 @@ class Stage:
     data: Any = _field(lambda value, where: _folders(value, where))
     batch: int = _field(_whole(1))  # rows of a step, over all processes
     micro: int = _field(_whole(0), 0)  # rows of a forward pass of one process; 0: all
+    method: str = _field(_one_of("lca", "dense", "window"), "lca")
     group: Any = _field(_drawn(_whole(1)), 16)
     window: Any = _field(_drawn(_whole(1)), 1024)
     sink: Any = _field(_drawn(_whole(0)), 0)
@@ -240,7 +242,7 @@ def _settings(value: Any, where: str) -> dict:
         raise ConfigError(f"{where} must be a mapping (key: value), not {_short(value)}")
     for name in ("group", "window", "sink", "positions", "method"):
         if name in value:
-            raise ConfigError(f"{where}.{name} is " + ("always lca" if name == "method" else "set in stages"))
+            raise ConfigError(f"{where}.{name} is set in stages")
     return dict(value)
 
 
@@ -256,6 +258,8 @@ class Config:
     evaluation: Evaluation | None = _field(_or_none(_part(Evaluation)), None)
     samples: Samples | None = _field(_or_none(_part(Samples)), None)
     checkpoint: Checkpoint = _field(_part(Checkpoint), Checkpoint)
+    init: str | None = _field(_or_none(_text), None)  # an adapter or a checkpoint to begin with
+    seconds: float | None = _field(_or_none(_float()), None)  # when to end at the latest
     seed: int = _field(_whole(), 0)
     precision: str = _field(_one_of("auto", "float32", "bf16"), "auto")  # auto: bf16 on a GPU
     device: str = _field(_one_of("auto", "cpu"), "auto")
@@ -268,9 +272,31 @@ class Config:
         return sum(stage.tokens for stage in self.stages)
 
 
+def _stages_changed(value: Any) -> Any:
+    """`all_stages` goes over the values of every stage."""
+    if not isinstance(value, dict) or "all_stages" not in value:
+        return value
+    value = dict(value)
+    changes, stages = value.pop("all_stages"), value.get("stages")
+    if not isinstance(changes, dict):
+        raise ConfigError(f"all_stages must be a mapping (key: value), not {_short(changes)}")
+    if isinstance(stages, list):
+        value["stages"] = [{**stage, **changes} if isinstance(stage, dict) else stage for stage in stages]
+    return value
+
+
 def config_parse(value: Any) -> Config:
     """A configuration of plain values, with what depends on several of them checked."""
+    value = _stages_changed(value)
+    total = None
+    if isinstance(value, dict) and "tokens" in value:
+        value = dict(value)
+        total = _amount(value.pop("tokens"), "tokens")
     config = _part(Config)(value, "")
+    if total is not None:  # the stages keep their shares
+        share = total / config.tokens
+        stages = [dataclasses.replace(stage, tokens=max(1, round(stage.tokens * share))) for stage in config.stages]
+        config = dataclasses.replace(config, stages=stages)
     for at, stage in enumerate(config.stages):
         if stage.micro and stage.batch % stage.micro:
             raise ConfigError(f"stages[{at}].batch is {stage.batch}, which is not a multiple of micro {stage.micro}")
@@ -300,26 +326,37 @@ def plain(config: Config) -> dict:
     return tidy(config)
 
 
+def _place(tree: Any, path: str, value: Any) -> None:
+    """Puts a value at a.b.0.c."""
+    *way, last = path.split(".")
+    try:
+        for name in way:
+            tree = tree[int(name)] if isinstance(tree, list) else tree.setdefault(name, {})
+        tree[int(last) if isinstance(tree, list) else last] = value
+    except (ValueError, IndexError, TypeError, AttributeError):
+        raise ConfigError(f"there is no place {path}") from None
+
+
 def _assign(tree: Any, text: str, yaml: Any) -> None:
     """stages.0.tokens=1M."""
     path, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"{text} is not KEY=VALUE")
-    *way, last = path.split(".")
     try:
-        for name in way:
-            tree = tree[int(name)] if isinstance(tree, list) else tree.setdefault(name, {})
-        tree[int(last) if isinstance(tree, list) else last] = yaml.safe_load(value)
-    except (ValueError, IndexError, TypeError, AttributeError, yaml.YAMLError):
-        raise ConfigError(f"{text}: there is no place {path}, or the value is no YAML") from None
+        _place(tree, path, yaml.safe_load(value))
+    except yaml.YAMLError:
+        raise ConfigError(f"{text}: the value is no YAML") from None
 
 
-def config_read(path: str | os.PathLike, changes: list[str] | tuple[str, ...] = ()) -> Config:
-    """The configuration in a YAML file, or in a recipe of that name; `changes` are KEY=VALUE."""
-    try:
-        import yaml
-    except ImportError:
-        raise ConfigError("reading YAML needs PyYAML: pip install 'lca[finetune]'") from None
+def _merged(under: Any, over: Any) -> Any:
+    """Mappings part by part; anything else is replaced."""
+    if not (isinstance(under, dict) and isinstance(over, dict)):
+        return over
+    return {**under, **{name: _merged(under.get(name), value) for name, value in over.items()}}
+
+
+def _content(path: str | os.PathLike, yaml: Any, depth: int = 0) -> Any:
+    """What a YAML file or a recipe of that name says, over what its `base` says."""
     file = pathlib.Path(path)
     if not file.exists() and (RECIPES / f"{file.name}.yaml").exists() and file.name == os.fspath(path):
         file = RECIPES / f"{file.name}.yaml"
@@ -334,9 +371,55 @@ def config_read(path: str | os.PathLike, changes: list[str] | tuple[str, ...] = 
         place = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path} is no YAML{place}: {getattr(error, 'problem', None) or 'it cannot be parsed'}") \
             from None
+    if not isinstance(content, dict) or "base" not in content:
+        return content
+    base = _text(content.pop("base"), f"{path}: base")
+    if depth == 8:
+        raise ConfigError(f"{path}: base leads from file to file without end")
+    beside = file.parent / base
+    return _merged(_content(beside if beside.exists() else base, yaml, depth + 1), content)
+
+
+def _changed(content: Any, changes: list[str] | tuple[str, ...], yaml: Any) -> Any:
+    for change in changes:
+        _assign(content, change, yaml)
+    return content
+
+
+def configs_read(path: str | os.PathLike, changes: list[str] | tuple[str, ...] = ()) -> dict[str, Config]:
+    """The configurations of a file by name: those of its `runs`, or a single one whose name is empty."""
     try:
-        for change in changes:
-            _assign(content, change, yaml)
-        return config_parse(content)
+        import yaml
+    except ImportError:
+        raise ConfigError("reading YAML needs PyYAML: pip install 'lca[finetune]'") from None
+    content = _content(path, yaml)
+    try:
+        _changed(content, changes, yaml)
+        if not isinstance(content, dict) or "runs" not in content:
+            return {"": config_parse(content)}
+        runs, found = content.pop("runs"), {}
+        if not isinstance(runs, dict) or not runs:
+            raise ConfigError(f"runs must be a mapping of names to changes, not {_short(runs)}")
+        for name, own in runs.items():
+            where = f"runs.{_text(name, 'runs (name)')}"
+            if not isinstance(own, dict):
+                raise ConfigError(f"{where} must be a mapping (key: value), not {_short(own)}")
+            one = copy.deepcopy(content)
+            one["output"] = f"{_text(content.get('output'), 'output')}/{name}"
+            for key, value in own.items():  # loss.text: 10
+                _place(one, _text(key, f"{where} (key)"), value)
+            try:
+                found[name] = config_parse(one)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from None
+        return found
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def config_read(path: str | os.PathLike, changes: list[str] | tuple[str, ...] = ()) -> Config:
+    """The configuration in a YAML file, or in a recipe of that name; `changes` are KEY=VALUE."""
+    found = configs_read(path, changes)
+    if "" not in found:
+        raise ConfigError(f"{path} has {len(found)} runs")
+    return found[""]

@@ -44,7 +44,7 @@ def knobs_last(stage: Stage) -> dict[str, Any]:
         if not isinstance(value, Random):
             return value
         return max(value.choices, key=lambda each: numpy.mean(each))
-    return {"group": settle(stage.group), "window": settle(stage.window), "sink": settle(stage.sink),
+    return {"method": stage.method, "group": settle(stage.group), "window": settle(stage.window), "sink": settle(stage.sink),
             "positions": stage.positions}
 
 
@@ -113,7 +113,7 @@ class Curriculum:
         def choose(value: Any) -> Any:
             return value.choices[int(draw.integers(len(value.choices)))] if isinstance(value, Random) else value
         length, group, window, sink = (choose(each) for each in (stage.length, stage.group, stage.window, stage.sink))
-        knobs = {"group": group, "window": window, "sink": sink, "positions": stage.positions}
+        knobs = {"method": stage.method, "group": group, "window": window, "sink": sink, "positions": stage.positions}
         return Step(place.stage, length, knobs, rate_at(self._config, place))
 
     def rows(self, step: Step) -> Batch:

@@ -7,6 +7,7 @@ import fcntl
 import math
 import os
 import pathlib
+import time
 from typing import Any
 
 import numpy
@@ -24,7 +25,7 @@ from lca.finetune.report import Report
 from lca.patching import override
 
 # What a resumed run may have otherwise: none of it changes the weights.
-_FREE = ("output", "evaluation", "samples", "checkpoint")
+_FREE = ("output", "evaluation", "samples", "checkpoint", "seconds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Trainer:
 
     def __init__(self, config: Config, as_json: bool = False, show: bool | None = None) -> None:
         self.config = config
+        self._began = time.monotonic()
         self.output = pathlib.Path(config.output)
         self.accelerator, bf16 = _accelerator(config)
         self.main = self.accelerator.is_main_process
@@ -305,33 +307,47 @@ class Trainer:
             self.evaluate()
         if self.main:
             self.report.resume_clock()
-        while (step := self.curriculum.step()) is not None:
+        following, over = self.curriculum.step(), False
+        stage = len(config.stages) - 1
+        while following is not None and not over:
+            step, stage = following, following.stage
             self.step(step)
-            self._between()
-        self.tell()
-        target = result_write(config, self.student, self.inner, self.base, self.main)
+            following, over = self.curriculum.step(), self._late()
+            self._between(stage, following is None or over, following is not None and following.stage != stage)
+        target = result_write(config, self.student, self.inner, self.base, stage, self.main)
         if self.main:
             self.report.draw()
             self.report.event("end", step=place.step, tokens=place.tokens, result=str(target))
             self.report.say(f"{target}: the result; {self.output / 'curves.svg'}: the curves")
         return Result(target, place.step, place.tokens)
 
-    def _between(self) -> None:
-        """What is due after a step."""
+    def _late(self) -> bool:
+        """Whether the time is over, for all processes alike."""
+        if self.config.seconds is None:
+            return False
+        over = torch.tensor(float(time.monotonic() - self._began > self.config.seconds))
+        if self.accelerator.num_processes > 1:
+            over = self.accelerator.reduce(over.to(self.accelerator.device), "sum")
+        return bool(over)
+
+    def _between(self, stage: int, last: bool, ended: bool) -> None:
+        """What is due after a step; `ended`: another stage follows."""
         config, step = self.config, self.curriculum.place.step
-        last = self.curriculum.step() is None
 
         def due(part: Any) -> bool:
             return part is not None and (last or step % part.every == 0)
-        if due(config.evaluation):
+        pauses = [ended, *map(due, (config.evaluation, config.samples, config.checkpoint))]
+        if config.evaluation and (pauses[1] or ended):
             self.evaluate()
-        if due(config.samples):
+        if pauses[2]:
             self.sample()
-        if due(config.checkpoint):
+        if pauses[3]:
             self.save()
-            if self.main:
-                self.report.draw()
-        if self.main and any(map(due, (config.evaluation, config.samples, config.checkpoint))):
+        if ended:
+            self.tell()
+            result_write(config, self.student, self.inner, self.base, stage, self.main)
+        if self.main and any(pauses):
+            self.report.draw()
             self.report.resume_clock()
 
     def close(self) -> None:
