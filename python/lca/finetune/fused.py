@@ -23,37 +23,36 @@ from lca.finetune.kernels import kernels_for
 
 
 class Projection:
-    """Linear layers of one input as one: W [out, d], and of their adapters a [r, d] and b [out, r], block by block."""
+    """Linear layers of one input as one: W [out, d], and of their adapters a [r, d] and b [out, r], block by block.
+
+    a and b are parts of flat buffers that `Adapters` keeps, and so are their gradients.
+    """
 
     def __init__(self, modules: list[nn.Module]) -> None:
         bases = [getattr(each, "base_layer", each) for each in modules]
         self.weight = torch.cat([each.weight.detach() for each in bases])
-        self.parameters: list[nn.Parameter] = []  # A, B, A, B, …
-        self._blocks: list[tuple[slice, slice]] = []  # rows of a, rows of b
+        self.adapters: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self.places: list[tuple[int, int]] = []  # first column and row of each block of b
         self.scale = 1.0
-        rank = row = 0
+        self.rank = row = 0
         for module, base in zip(modules, bases):
-            out = base.weight.shape[0]
             if module is not base:
-                first, second = module.lora_A["default"].weight, module.lora_B["default"].weight
-                self.parameters += [first, second]
-                self._blocks.append((slice(rank, rank + first.shape[0]), slice(row, row + out)))
+                pair = module.lora_A["default"].weight, module.lora_B["default"].weight
+                self.adapters.append(pair)
+                self.places.append((self.rank, row))
                 self.scale = float(module.scaling["default"])
-                rank += first.shape[0]
-            row += out
-        self.a, self.b = self.weight.new_zeros(rank, self.weight.shape[1]), self.weight.new_zeros(row, rank)
+                self.rank += len(pair[0])
+            row += len(base.weight)
+        self.a = self.b = self.grad_a = self.grad_b = self.weight[:0]
 
-    def targets(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Where `parameters` are copied to, and those targets that are then scaled."""
-        into = []
-        for ranks, rows in self._blocks:
-            into += [self.a[ranks], self.b[rows, ranks]]
-        return into, [each.detach() for each in self.parameters], into[1::2]
-
-    def __call__(self, x: Tensor, adapted: bool, more: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """x W^T (+ more) with adapters, and x a^T."""
-        out = x @ self.weight.T if more is None else torch.addmm(more, x, self.weight.T)
-        if not adapted or not self.parameters:
+    def __call__(self, x: Tensor, adapted: bool, more: Tensor | None = None,
+                 over: bool = False) -> tuple[Tensor, Tensor | None]:
+        """x W^T (+ more, which the result may be written over) with adapters, and x a^T."""
+        if more is None:
+            out = x @ self.weight.T
+        else:
+            out = more.addmm_(x, self.weight.T) if over else torch.addmm(more, x, self.weight.T)
+        if not adapted or not self.rank:
             return out, None
         low = x @ self.a.T
         return out.addmm_(low, self.b.T), low
@@ -66,15 +65,69 @@ class Projection:
         grad_low = grad @ self.b
         return into.addmm_(grad_low, self.a), grad_low
 
-    def parameters_backward(self, grad: Tensor, grad_low: Tensor | None, x: Tensor, low: Tensor | None) -> list[Tensor]:
-        """The gradients of `parameters`."""
-        if low is None:
-            return []
-        grad_a, grad_b = grad_low.T @ x, grad.T @ low
-        found = []
-        for (ranks, rows), kind in zip(self._blocks, self.parameters[::2]):
-            found += [grad_a[ranks].to(kind.dtype), grad_b[rows, ranks].to(kind.dtype) * self.scale]
-        return found
+    def adapters_backward(self, grad: Tensor, grad_low: Tensor | None, x: Tensor, low: Tensor | None) -> None:
+        """Writes the gradients of a and b."""
+        if low is not None:
+            torch.mm(grad_low.T, x, out=self.grad_a)
+            torch.mm(grad.T, low, out=self.grad_b)
+
+
+class Adapters:
+    """The adapters of all projections in flat buffers, so that a step copies and scales them with a few kernels.
+
+    PEFT's parameters become parts of one float32 tensor: all A, then all B. a is then a plain copy of the first half;
+    b has the blocks of B on its diagonal, times the adapters' scale.
+    """
+
+    def __init__(self, projections: list[Projection]) -> None:
+        weight = projections[0].weight
+        pairs = [pair for each in projections for pair in each.adapters]
+        self.parameters = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
+        self._sizes = [each.numel() for each in self.parameters]
+        self._scale = projections[0].scale
+        self._first = sum(self._sizes[:len(pairs)])
+        self._flat = torch.cat([each.detach().reshape(-1) for each in self.parameters])
+        for each, part in zip(self.parameters, self._flat.split(self._sizes)):
+            each.data = part.view(each.shape)
+        shapes = [(len(each.weight), each.rank) for each in projections]
+        length = sum(rows * rank for rows, rank in shapes)
+        self._a, self._grad_a = weight.new_zeros(self._first), weight.new_zeros(self._first)
+        self._b, self._grad_b = weight.new_zeros(length), weight.new_zeros(length)
+        places, at, first = [], 0, 0
+        for each, (rows, rank) in zip(projections, shapes):
+            width = each.weight.shape[1]
+            each.a, each.grad_a = (flat[first:first + rank * width].view(rank, width)
+                                   for flat in (self._a, self._grad_a))
+            each.b, each.grad_b = (flat[at:at + rows * rank].view(rows, rank) for flat in (self._b, self._grad_b))
+            for (column, row), (_, second) in zip(each.places, each.adapters):
+                inside = torch.arange(second.shape[0])[:, None] + row, torch.arange(second.shape[1])[None] + column
+                places.append((at + inside[0] * rank + inside[1]).reshape(-1))
+            at, first = at + rows * rank, first + rank * width
+        self._places = torch.cat(places).to(weight.device)
+
+    def refresh(self) -> None:
+        """Takes over the parameters, in the type of the computation."""
+        self._a.copy_(self._flat[:self._first])
+        self._b.index_copy_(0, self._places, (self._flat[self._first:] * self._scale).to(self._b.dtype))
+
+    def gradients(self) -> list[Tensor]:
+        """Those of `parameters`."""
+        second = self._grad_b.index_select(0, self._places).to(self._flat.dtype).mul_(self._scale)
+        flat = torch.cat([self._grad_a.to(self._flat.dtype), second])
+        return [part.view(each.shape) for each, part in zip(self.parameters, flat.split(self._sizes))]
+
+
+class _Enter(Function):
+    """x as it is. Its backward pass is the last one, and hands over the gradients that the blocks wrote."""
+
+    @staticmethod
+    def forward(ctx, x, adapters, *parameters):
+        ctx.adapters = adapters
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (None, None, *ctx.adapters.gradients())
 
 
 @dataclasses.dataclass
@@ -117,7 +170,7 @@ class _Inward(Function):
     """q, k, v [N, heads, d] of x [N, d], and x itself: its other gradient then joins in one pass."""
 
     @staticmethod
-    def forward(ctx, x, block, turn, *parameters):
+    def forward(ctx, x, block, turn):
         found, scale, low = _inward(x, block, turn, True)
         ctx.save_for_backward(x, scale, low)
         ctx.block, ctx.turn = block, turn
@@ -130,15 +183,16 @@ class _Inward(Function):
         grad = kernels.rope_backward(q, k, v, ctx.turn.positions, ctx.turn.table).flatten(1)
         inner, grad_low = block.qkv.backward(grad, low)
         into, hidden = kernels.norm_backward(inner, x, block.norm_in, scale, more)
-        return (into, None, None, *block.qkv.parameters_backward(grad, grad_low, hidden, low))
+        block.qkv.adapters_backward(grad, grad_low, hidden, low)
+        return into, None, None
 
 
-def _outward(attended: Tensor, x: Tensor, block: Block, adapted: bool):
+def _outward(attended: Tensor, x: Tensor, block: Block, adapted: bool, over: bool = False):
     kernels = kernels_for(x)
-    middle, low_out = block.out(attended, adapted, x)
+    middle, low_out = block.out(attended, adapted, x, over)
     hidden, scale = kernels.norm(middle, block.norm_mid, block.epsilon)
     both, low_both = block.gate_up(hidden, adapted)
-    out, low_down = block.down(kernels.swiglu(both), adapted, middle)
+    out, low_down = block.down(kernels.swiglu(both), adapted, middle, over)
     return out, (middle, scale, both, low_out, low_both, low_down)
 
 
@@ -146,7 +200,7 @@ class _Outward(Function):
     """What follows attention [N, heads · d] in a block: its output matrix, the feed-forward part."""
 
     @staticmethod
-    def forward(ctx, attended, x, block, *parameters):
+    def forward(ctx, attended, x, block):
         out, kept = _outward(attended, x, block, True)
         ctx.save_for_backward(attended, *kept)
         ctx.block = block
@@ -159,13 +213,13 @@ class _Outward(Function):
         grad = grad.contiguous()
         inner, grad_low = block.down.backward(grad, low_down)
         inner, active = kernels.swiglu_backward(inner, both)
-        of_down = block.down.parameters_backward(grad, grad_low, active, low_down)
+        block.down.adapters_backward(grad, grad_low, active, low_down)
         outer, grad_low = block.gate_up.backward(inner, low_both)
         grad, hidden = kernels.norm_backward(outer, middle, block.norm_mid, scale, grad)
-        of_both = block.gate_up.parameters_backward(inner, grad_low, hidden, low_both)
+        block.gate_up.adapters_backward(inner, grad_low, hidden, low_both)
         into, grad_low = block.out.backward(grad, low_out)
-        of_out = block.out.parameters_backward(grad, grad_low, attended, low_out)
-        return (into, grad, None, *of_out, *of_both, *of_down)
+        block.out.adapters_backward(grad, grad_low, attended, low_out)
+        return into, grad, None
 
 
 class _Norm(Function):
@@ -215,19 +269,7 @@ class Fused:
                 config.num_attention_heads, config.num_key_value_heads, layer.input_layernorm.variance_epsilon))
         self._scaling = inner.layers[0].self_attn.scaling
         self._table: Tensor | None = None
-        self._copies: tuple[list[Tensor], list[Tensor], list[Tensor], list[float]] = ([], [], [], [])
-        for block in self.blocks:
-            for part in block.projections:
-                into, of, scaled = part.targets()
-                for whole, more in zip(self._copies, (into, of, scaled, [part.scale] * len(scaled))):
-                    whole.extend(more)
-
-    def refresh(self) -> None:
-        """Takes over the adapters' weights, in the type of the computation."""
-        into, of, scaled, scales = self._copies
-        if into:
-            torch._foreach_copy_(into, of)
-            torch._foreach_mul_(scaled, scales)
+        self.adapters = Adapters([part for block in self.blocks for part in block.projections])
 
     def _turn(self, positions: Tensor) -> Turn:
         length = positions.shape[-1]
@@ -242,9 +284,10 @@ class Fused:
         """The last hidden states [B, n, d] with the patch's settings; `documents` int32 [D + 1] on the host."""
         state = self._inner._lca
         with torch.autocast(ids.device.type, enabled=False):
-            if adapted:
-                self.refresh()
             x = F.embedding(ids.reshape(-1), self._inner.embed_tokens.weight)
+            if adapted:
+                self.adapters.refresh()
+                x = _Enter.apply(x, self.adapters, *self.adapters.parameters)
             turn, frequencies = self._turn(positions), state.frequencies()
             for block, settings in zip(self.blocks, state.settings):
                 options = {**settings, "scale": self._scaling, "cu_seqlens": documents}
@@ -255,12 +298,9 @@ class Fused:
         return x.view(*ids.shape, -1)
 
     def _layer(self, x: Tensor, block: Block, turn: Turn, shape: Any, options: dict, adapted: bool) -> Tensor:
-        training = adapted and torch.is_grad_enabled()
-        if not training:
+        if not (adapted and torch.is_grad_enabled()):
             found, _, _ = _inward(x, block, turn, adapted)
-            return _outward(_attended(*found, shape, options), x, block, adapted)[0]
-        if not x.requires_grad:  # the embeddings
-            x = x.detach().requires_grad_()
+            return _outward(_attended(*found, shape, options), x, block, adapted, True)[0]
         if self._checkpointing:
             return checkpoint(_trained, x, block, turn, shape, options, use_reentrant=False, preserve_rng_state=False)
         return _trained(x, block, turn, shape, options)
@@ -274,6 +314,5 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, shape: Any, options: dict) -> Ten
 
 
 def _trained(x: Tensor, block: Block, turn: Turn, shape: Any, options: dict) -> Tensor:
-    *found, x = _Inward.apply(x, block, turn, *block.qkv.parameters)
-    rest = [each for part in block.projections[1:] for each in part.parameters]
-    return _Outward.apply(_attended(*found, shape, options), x, block, *rest)
+    *found, x = _Inward.apply(x, block, turn)
+    return _Outward.apply(_attended(*found, shape, options), x, block)

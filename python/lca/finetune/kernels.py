@@ -39,11 +39,6 @@ def norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return (wide * scale[:, None] * weight).to(x.dtype), scale
 
 
-def norm_again(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """RMSNorm with 1 / rms known."""
-    return (_wide(x) * scale[:, None] * weight).to(x.dtype)
-
-
 def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
     """The gradient of x, with `more` added, and the norm itself once more."""
     unit = _wide(x) * scale[:, None]

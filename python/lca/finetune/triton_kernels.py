@@ -16,56 +16,56 @@ def _power(n: int) -> int:
 
 
 @triton.jit
-def _norm_kernel(x, weight, out, scales, columns, epsilon, KNOWN: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _norm_kernel(x, weight, out, scales, rows, columns, epsilon, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
-    inside = at < columns
-    value = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
-    if KNOWN:
-        scale = tl.load(scales + row)
-    else:
-        scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / columns + epsilon)
-        tl.store(scales + row, scale)
-    factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + at, (value * scale * factor).to(out.dtype.element_ty), mask=inside)
+    inside = (row < rows)[:, None] & (at < columns)[None, :]
+    place = row[:, None] * columns + at[None, :]
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / columns + epsilon)
+    tl.store(scales + row, scale, mask=row < rows)
+    factor = tl.load(weight + at, mask=at < columns, other=0.0).to(tl.float32)
+    tl.store(out + place, (value * scale[:, None] * factor[None, :]).to(out.dtype.element_ty), mask=inside)
+
+
+_NORM = (4, 4)  # rows and warps of a program
+_NORM_BACKWARD = (4, 4)
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
+    count, warps = _NORM
     out, scale = torch.empty_like(x), torch.empty(rows, device=x.device, dtype=torch.float32)
-    _norm_kernel[(rows,)](x, weight, out, scale, columns, epsilon, False, _power(columns), num_warps=4)
+    _norm_kernel[(triton.cdiv(rows, count),)](x, weight, out, scale, rows, columns, epsilon, count, _power(columns),
+                                              num_warps=warps)
     return out, scale
 
 
-def norm_again(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    rows, columns = x.shape
-    out = torch.empty_like(x)
-    _norm_kernel[(rows,)](x, weight, out, scale, columns, 0.0, True, _power(columns), num_warps=4)
-    return out
-
-
 @triton.jit
-def _norm_backward_kernel(grad, x, weight, scales, more, into, again, columns, MORE: tl.constexpr,
-                          BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _norm_backward_kernel(grad, x, weight, scales, more, into, again, rows, columns, MORE: tl.constexpr,
+                          ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
-    inside = at < columns
-    scale = tl.load(scales + row)
-    factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    unit = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32) * scale
-    inner = tl.load(grad + row * columns + at, mask=inside, other=0.0).to(tl.float32) * factor
-    found = scale * (inner - unit * (tl.sum(inner * unit, 0) / columns))
+    inside = (row < rows)[:, None] & (at < columns)[None, :]
+    place = row[:, None] * columns + at[None, :]
+    scale = tl.load(scales + row, mask=row < rows, other=0.0)[:, None]
+    factor = tl.load(weight + at, mask=at < columns, other=0.0).to(tl.float32)[None, :]
+    unit = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale
+    inner = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32) * factor
+    found = scale * (inner - unit * (tl.sum(inner * unit, 1) / columns)[:, None])
     if MORE:
-        found += tl.load(more + row * columns + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(into + row * columns + at, found.to(into.dtype.element_ty), mask=inside)
-    tl.store(again + row * columns + at, (unit * factor).to(again.dtype.element_ty), mask=inside)
+        found += tl.load(more + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(into + place, found.to(into.dtype.element_ty), mask=inside)
+    tl.store(again + place, (unit * factor).to(again.dtype.element_ty), mask=inside)
 
 
 def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
+    count, warps = _NORM_BACKWARD
     into, again = torch.empty_like(x), torch.empty_like(x)
-    _norm_backward_kernel[(rows,)](grad, x, weight, scale, grad if more is None else more, into, again, columns,
-                                   more is not None, _power(columns), num_warps=4)
+    _norm_backward_kernel[(triton.cdiv(rows, count),)](grad, x, weight, scale, grad if more is None else more, into,
+                                                       again, rows, columns, more is not None, count, _power(columns),
+                                                       num_warps=warps)
     return into, again
 
 
