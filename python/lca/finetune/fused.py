@@ -25,37 +25,46 @@ from lca.finetune.kernels import kernels_for
 class Projection:
     """Linear layers of one input as one: W [out, d], and of their adapters a [r, d] and b [out, r], block by block.
 
-    a and b are parts of flat buffers that `Adapters` keeps, and so are their gradients.
+    W and b lie side by side: with x a^T beside x, x W^T + x a^T b^T is one product. a, b and their gradients are parts
+    of flat buffers that `Adapters` keeps.
     """
 
     def __init__(self, modules: list[nn.Module]) -> None:
-        bases = [getattr(each, "base_layer", each) for each in modules]
-        self.weight = torch.cat([each.weight.detach() for each in bases])
+        self.bases = [getattr(each, "base_layer", each).weight.detach() for each in modules]
+        self.rows, self.width = sum(map(len, self.bases)), self.bases[0].shape[1]
         self.adapters: list[tuple[nn.Parameter, nn.Parameter]] = []
         self.places: list[tuple[int, int]] = []  # first column and row of each block of b
         self.scale = 1.0
         self.rank = row = 0
-        for module, base in zip(modules, bases):
-            if module is not base:
+        for module, base in zip(modules, self.bases):
+            if hasattr(module, "base_layer"):
                 pair = module.lora_A["default"].weight, module.lora_B["default"].weight
                 self.adapters.append(pair)
                 self.places.append((self.rank, row))
                 self.scale = float(module.scaling["default"])
                 self.rank += len(pair[0])
-            row += len(base.weight)
-        self.a = self.b = self.grad_a = self.grad_b = self.weight[:0]
+            row += len(base)
+        self.joint = self.weight = self.a = self.b = self.grad_a = self.grad_b = self.bases[0][:0]
 
-    def __call__(self, x: Tensor, adapted: bool, more: Tensor | None = None,
+    def buffer(self, x: Tensor) -> Tensor | None:
+        """[N, d + r] for the input and x a^T, where that is aligned as matrix products like it."""
+        return x.new_empty(len(x), self.width + self.rank) if self.rank and self.rank % 8 == 0 else None
+
+    def __call__(self, x: Tensor, adapted: bool, buffer: Tensor | None = None, more: Tensor | None = None,
                  over: bool = False) -> tuple[Tensor, Tensor | None]:
-        """x W^T (+ more, which the result may be written over) with adapters, and x a^T."""
+        """x W^T (+ more, which the result may be written over) with adapters, and x a^T; x may lie in a buffer."""
+        low = x @ self.a.T if adapted and self.rank else None
+        weight = self.weight
+        if buffer is not None:
+            buffer[:, self.width:] = low
+            x, weight = buffer, self.joint
         if more is None:
-            out = x @ self.weight.T
+            out = x @ weight.T
         else:
-            out = more.addmm_(x, self.weight.T) if over else torch.addmm(more, x, self.weight.T)
-        if not adapted or not self.rank:
-            return out, None
-        low = x @ self.a.T
-        return out.addmm_(low, self.b.T), low
+            out = more.addmm_(x, weight.T) if over else torch.addmm(more, x, weight.T)
+        if low is not None and buffer is None:
+            out.addmm_(low, self.b.T)
+        return out, low
 
     def backward(self, grad: Tensor, low: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The gradients of x and of x a^T."""
@@ -80,39 +89,45 @@ class Adapters:
     """
 
     def __init__(self, projections: list[Projection]) -> None:
-        weight = projections[0].weight
+        like = projections[0].bases[0]
         pairs = [pair for each in projections for pair in each.adapters]
         self.parameters = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
         self._sizes = [each.numel() for each in self.parameters]
-        self._scale = projections[0].scale
+        self._scale = next(each.scale for each in projections if each.rank)
         self._first = sum(self._sizes[:len(pairs)])
         self._flat = torch.cat([each.detach().reshape(-1) for each in self.parameters])
         for each, part in zip(self.parameters, self._flat.split(self._sizes)):
             each.data = part.view(each.shape)
-        shapes = [(len(each.weight), each.rank) for each in projections]
-        length = sum(rows * rank for rows, rank in shapes)
-        self._a, self._grad_a = weight.new_zeros(self._first), weight.new_zeros(self._first)
-        self._b, self._grad_b = weight.new_zeros(length), weight.new_zeros(length)
-        places, at, first = [], 0, 0
-        for each, (rows, rank) in zip(projections, shapes):
-            width = each.weight.shape[1]
+        self._a, self._grad_a = like.new_zeros(self._first), like.new_zeros(self._first)
+        self._weights = like.new_zeros(sum(each.rows * (each.width + each.rank) for each in projections))
+        self._grad_b = like.new_zeros(sum(each.rows * each.rank for each in projections))
+        first = second = third = 0
+        into, of = [], []  # places of B in the weights, and of its gradients
+        for each in projections:
+            rows, width, rank = each.rows, each.width, each.rank
+            stride = width + rank
             each.a, each.grad_a = (flat[first:first + rank * width].view(rank, width)
                                    for flat in (self._a, self._grad_a))
-            each.b, each.grad_b = (flat[at:at + rows * rank].view(rows, rank) for flat in (self._b, self._grad_b))
-            for (column, row), (_, second) in zip(each.places, each.adapters):
-                inside = torch.arange(second.shape[0])[:, None] + row, torch.arange(second.shape[1])[None] + column
-                places.append((at + inside[0] * rank + inside[1]).reshape(-1))
-            at, first = at + rows * rank, first + rank * width
-        self._places = torch.cat(places).to(weight.device)
+            each.joint = self._weights[second:second + rows * stride].view(rows, stride)
+            each.weight, each.b = each.joint[:, :width], each.joint[:, width:]
+            each.weight.copy_(torch.cat(each.bases))
+            each.grad_b = self._grad_b[third:third + rows * rank].view(rows, rank)
+            for (column, row), (_, up) in zip(each.places, each.adapters):
+                down, right = torch.arange(len(up))[:, None] + row, torch.arange(up.shape[1])[None] + column
+                into.append((second + down * stride + width + right).reshape(-1))
+                of.append((third + down * rank + right).reshape(-1))
+            each.bases = []
+            first, second, third = first + rank * width, second + rows * stride, third + rows * rank
+        self._into, self._of = torch.cat(into).to(like.device), torch.cat(of).to(like.device)
 
     def refresh(self) -> None:
         """Takes over the parameters, in the type of the computation."""
         self._a.copy_(self._flat[:self._first])
-        self._b.index_copy_(0, self._places, (self._flat[self._first:] * self._scale).to(self._b.dtype))
+        self._weights.index_copy_(0, self._into, (self._flat[self._first:] * self._scale).to(self._weights.dtype))
 
     def gradients(self) -> list[Tensor]:
         """Those of `parameters`."""
-        second = self._grad_b.index_select(0, self._places).to(self._flat.dtype).mul_(self._scale)
+        second = self._grad_b.index_select(0, self._of).to(self._flat.dtype).mul_(self._scale)
         flat = torch.cat([self._grad_a.to(self._flat.dtype), second])
         return [part.view(each.shape) for each, part in zip(self.parameters, flat.split(self._sizes))]
 
@@ -159,8 +174,9 @@ class Turn:
 
 def _inward(x: Tensor, block: Block, turn: Turn, adapted: bool):
     kernels = kernels_for(x)
-    hidden, scale = kernels.norm(x, block.norm_in, block.epsilon)
-    qkv, low = block.qkv(hidden, adapted)
+    buffer = block.qkv.buffer(x) if adapted else None
+    hidden, scale = kernels.norm(x, block.norm_in, block.epsilon, buffer)
+    qkv, low = block.qkv(hidden, adapted, buffer)
     qkv = qkv.unflatten(1, (block.heads + 2 * block.kv, -1))
     kernels.rope(qkv, turn.positions, turn.table, block.heads + block.kv)
     return qkv.split([block.heads, block.kv, block.kv], 1), scale, low
@@ -189,10 +205,12 @@ class _Inward(Function):
 
 def _outward(attended: Tensor, x: Tensor, block: Block, adapted: bool, over: bool = False):
     kernels = kernels_for(x)
-    middle, low_out = block.out(attended, adapted, x, over)
-    hidden, scale = kernels.norm(middle, block.norm_mid, block.epsilon)
-    both, low_both = block.gate_up(hidden, adapted)
-    out, low_down = block.down(kernels.swiglu(both), adapted, middle, over)
+    middle, low_out = block.out(attended, adapted, None, x, over)
+    buffer = block.gate_up.buffer(x) if adapted else None
+    hidden, scale = kernels.norm(middle, block.norm_mid, block.epsilon, buffer)
+    both, low_both = block.gate_up(hidden, adapted, buffer)
+    buffer = block.down.buffer(x) if adapted else None
+    out, low_down = block.down(kernels.swiglu(both, buffer), adapted, buffer, middle, over)
     return out, (middle, scale, both, low_out, low_both, low_down)
 
 

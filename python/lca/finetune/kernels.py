@@ -32,11 +32,15 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm of x [N, d], and 1 / rms [N]."""
+def _placed(found: Tensor, buffer: Tensor | None) -> Tensor:
+    return found if buffer is None else buffer[:, :found.shape[1]].copy_(found)
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float, buffer: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """RMSNorm of x [N, d], and 1 / rms [N]. With a `buffer` the first is its first d columns."""
     wide = _wide(x)
     scale = torch.rsqrt(wide.square().mean(-1) + epsilon)
-    return (wide * scale[:, None] * weight).to(x.dtype), scale
+    return _placed((wide * scale[:, None] * weight).to(x.dtype), buffer), scale
 
 
 def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -65,10 +69,10 @@ def rope_backward(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Ten
     return torch.cat([_turned(q, positions, table, -1.0), _turned(k, positions, table, -1.0), v], 1)
 
 
-def swiglu(both: Tensor) -> Tensor:
-    """silu(gate) · up of both [N, 2 f]."""
+def swiglu(both: Tensor, buffer: Tensor | None = None) -> Tensor:
+    """silu(gate) · up of both [N, 2 f], in the first columns of a `buffer` where there is one."""
     gate, up = _wide(both).chunk(2, -1)
-    return (torch.nn.functional.silu(gate) * up).to(both.dtype)
+    return _placed((torch.nn.functional.silu(gate) * up).to(both.dtype), buffer)
 
 
 def swiglu_backward(grad: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:

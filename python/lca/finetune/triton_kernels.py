@@ -16,28 +16,29 @@ def _power(n: int) -> int:
 
 
 @triton.jit
-def _norm_kernel(x, weight, out, scales, rows, columns, epsilon, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_kernel(x, weight, out, scales, rows, columns, stride, epsilon, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (at < columns)[None, :]
-    place = row[:, None] * columns + at[None, :]
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + row[:, None] * columns + at[None, :], mask=inside, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / columns + epsilon)
     tl.store(scales + row, scale, mask=row < rows)
     factor = tl.load(weight + at, mask=at < columns, other=0.0).to(tl.float32)
-    tl.store(out + place, (value * scale[:, None] * factor[None, :]).to(out.dtype.element_ty), mask=inside)
+    place = out + row[:, None] * stride + at[None, :]
+    tl.store(place, (value * scale[:, None] * factor[None, :]).to(out.dtype.element_ty), mask=inside)
 
 
 _NORM = (4, 4)  # rows and warps of a program
 _NORM_BACKWARD = (4, 4)
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def norm(x: Tensor, weight: Tensor, epsilon: float, buffer: Tensor | None = None) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
     count, warps = _NORM
-    out, scale = torch.empty_like(x), torch.empty(rows, device=x.device, dtype=torch.float32)
-    _norm_kernel[(triton.cdiv(rows, count),)](x, weight, out, scale, rows, columns, epsilon, count, _power(columns),
-                                              num_warps=warps)
+    out = torch.empty_like(x) if buffer is None else buffer[:, :columns]
+    scale = torch.empty(rows, device=x.device, dtype=torch.float32)
+    _norm_kernel[(triton.cdiv(rows, count),)](x, weight, out, scale, rows, columns, out.stride(0), epsilon,
+                                              count, _power(columns), num_warps=warps)
     return out, scale
 
 
@@ -122,20 +123,20 @@ def rope_backward(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, table: Ten
 
 
 @triton.jit
-def _swiglu_kernel(both, out, columns, BLOCK: tl.constexpr):
+def _swiglu_kernel(both, out, columns, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < columns
     gate = tl.load(both + row * 2 * columns + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * columns + columns + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + at, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * stride + at, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
 
 
-def swiglu(both: Tensor) -> Tensor:
+def swiglu(both: Tensor, buffer: Tensor | None = None) -> Tensor:
     rows, columns = both.shape[0], both.shape[1] // 2
-    out = both.new_empty(rows, columns)
+    out = both.new_empty(rows, columns) if buffer is None else buffer[:, :columns]
     block = min(_power(columns), 2048)
-    _swiglu_kernel[(rows, triton.cdiv(columns, block))](both, out, columns, block, num_warps=4)
+    _swiglu_kernel[(rows, triton.cdiv(columns, block))](both, out, columns, out.stride(0), block, num_warps=4)
     return out
 
 
