@@ -54,6 +54,25 @@ def _accelerator(config: Config) -> tuple[Any, bool]:
     return found, bf16
 
 
+class Later:
+    """Numbers of a device on their way to the host; reading them does not wait for what the device does after them."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._event = None
+        if numbers.is_cuda:
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._host = numbers
+
+    def values(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()
+
+
 class Trainer:
     """One run of a configuration."""
 
@@ -183,7 +202,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
         numbers = torch.cat([self.accelerator.reduce(total, "sum"), counts, norm.detach().float().reshape(1)])
-        before, self._untold = self._untold, (step, dataclasses.replace(self.curriculum.place), numbers, teach)
+        before, self._untold = self._untold, (step, dataclasses.replace(self.curriculum.place), Later(numbers), teach)
         if before is not None:
             self._told(*before)
 
@@ -193,8 +212,8 @@ class Trainer:
             before, self._untold = self._untold, None
             self._told(*before)
 
-    def _told(self, step: Step, place: Place, numbers: torch.Tensor, teach: bool) -> None:
-        *sums, _ = values = numbers.tolist()
+    def _told(self, step: Step, place: Place, numbers: Later, teach: bool) -> None:
+        *sums, _ = values = numbers.values()
         counts, norm = values[len(SUMS):-1], values[-1]
         kl, text, answer = (value / count if count else 0.0 for value, count in zip(sums, counts))
         loss = self.config.loss
