@@ -23,9 +23,10 @@ import lca  # noqa: E402
 from lca.finetune import ConfigError, config_parse, config_read, finetune, losses  # noqa: E402
 from lca.finetune.checkpoint import folder_written, leftovers_remove  # noqa: E402
 from lca.finetune.__main__ import main  # noqa: E402
-from lca.finetune.config import RECIPES, Random, configs_read  # noqa: E402
+from lca.finetune.config import Random  # noqa: E402
 from lca.finetune.curriculum import Curriculum, Place, rate_at  # noqa: E402
 from lca.finetune.models import student_make  # noqa: E402
+from lca.finetune.reading import RECIPES, configs_read  # noqa: E402
 from lca.finetune.report import STEP_COLUMNS, Report, Table  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -298,7 +299,8 @@ def test_a_configuration_changes_another(folder, tmp_path):
     base = parts.settings(folder, tmp_path / "run", loss={"text": 3, "answer": 2})
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
     arm = tmp_path / "arm.yaml"
-    arm.write_text("base: base.yaml\noutput: arm\nloss: {text: 5}\nall_stages: {method: window, sink: 16}\ntokens: 3K")
+    arm.write_text("base: base.yaml\noutput: arm\nloss: {text: 5}\nall_stages: {method: window, sink: 16}\n"
+                   "tokens: 3K")
     config = config_read(arm)
     assert config.output == "arm" and config.loss.text == 5 and config.loss.answer == 2
     assert [(stage.method, stage.sink, stage.window) for stage in config.stages] == \
@@ -308,8 +310,10 @@ def test_a_configuration_changes_another(folder, tmp_path):
     arm.write_text("base: arm.yaml")
     with pytest.raises(ConfigError, match="without end"):
         config_read(arm)
-    for text, line in (("base: nothing.yaml", "there is no file"), ("base: base.yaml\nall_stages: 3", "all_stages must"),
-                       ("base: base.yaml\nruns: []", "runs must be"), ("base: base.yaml\nruns: {a: 1}", "runs.a must be"),
+    for text, line in (("base: nothing.yaml", "there is no file"),
+                       ("base: base.yaml\nall_stages: 3", "all_stages must"),
+                       ("base: base.yaml\nruns: []", "runs must be"),
+                       ("base: base.yaml\nruns: {a: 1}", "runs.a must be"),
                        ("base: base.yaml\nruns: {a: {loss.txt: 1}}", "runs.a: unknown key loss.txt")):
         arm.write_text(text)
         with pytest.raises(ConfigError, match=line):

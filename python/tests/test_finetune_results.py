@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 import lca  # noqa: E402
 from lca.finetune import config_parse, finetune  # noqa: E402
-from lca.finetune.config import RECIPES  # noqa: E402
+from lca.finetune.reading import RECIPES  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

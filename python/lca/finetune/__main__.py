@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 
-from lca.finetune.config import RECIPES, ConfigError, configs_read
+from lca.finetune.config import ConfigError
+from lca.finetune.reading import RECIPES, configs_read
 
 _EXAMPLES = """examples:
   python -m lca.finetune config.yaml

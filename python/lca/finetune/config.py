@@ -1,17 +1,14 @@
-"""The settings of a run, read from YAML. Whatever is wrong with them is one line."""
+"""The settings of a run, from plain values. Whatever is wrong with them is one line."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import difflib
 import math
 import os
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
-RECIPES = pathlib.Path(__file__).parent / "recipes"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _UNITS = {"K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 _NEEDED = object()
@@ -21,7 +18,7 @@ class ConfigError(ValueError):
     """What is wrong with a configuration, in one line."""
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
@@ -36,7 +33,7 @@ def _number(value: Any, where: str, low: float = -math.inf, high: float = math.i
         except ValueError:
             pass
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{where} must be {what}, not {_short(value)}")
+        raise ConfigError(f"{where} must be {what}, not {short(value)}")
     if not low <= value <= high:
         raise ConfigError(f"{where} is {value}; it must be between {low:g} and {high:g}" if high < math.inf
                           else f"{where} is {value}; it must be at least {low:g}")
@@ -51,7 +48,7 @@ def _whole(low: int = 0, high: float = math.inf) -> Callable[[Any, str], int]:
     def read(value: Any, where: str) -> int:
         found = _number(value, where, low, high, "a whole number")
         if found != int(found):
-            raise ConfigError(f"{where} must be a whole number, not {_short(value)}")
+            raise ConfigError(f"{where} must be a whole number, not {short(value)}")
         return int(found)
     return read
 
@@ -66,13 +63,13 @@ def _amount(value: Any, where: str) -> int:
 
 def _boolean(value: Any, where: str) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{where} must be true or false, not {_short(value)}")
+        raise ConfigError(f"{where} must be true or false, not {short(value)}")
     return value
 
 
-def _text(value: Any, where: str) -> str:
+def text_read(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{where} must be a text, not {_short(value)}")
+        raise ConfigError(f"{where} must be a text, not {short(value)}")
     return value
 
 
@@ -80,7 +77,7 @@ def _one_of(*names: str | bool) -> Callable[[Any, str], Any]:
     def read(value: Any, where: str) -> Any:
         if value not in names:
             told = ", ".join(str(name).lower() if isinstance(name, bool) else name for name in names)
-            raise ConfigError(f"{where} must be one of {told}, not {_short(value)}")
+            raise ConfigError(f"{where} must be one of {told}, not {short(value)}")
         return value
     return read
 
@@ -89,7 +86,7 @@ def _list_of(read: Callable[[Any, str], Any], least: int = 1) -> Callable[[Any, 
     def read_all(value: Any, where: str) -> list:
         if not isinstance(value, list) or len(value) < least:
             raise ConfigError(f"{where} must be a list" + (" with entries" if least else "")
-                              + f", not {_short(value)}")
+                              + f", not {short(value)}")
         return [read(each, f"{where}[{at}]") for at, each in enumerate(value)]
     return read_all
 
@@ -113,7 +110,7 @@ def _drawn(read: Callable[[Any, str], Any], per_layer: bool = True) -> Callable[
     def read_any(value: Any, where: str) -> Any:
         if isinstance(value, dict):
             if list(value) != ["random"]:
-                raise ConfigError(f"{where} must be a value or {{random: [values]}}, not {_short(value)}")
+                raise ConfigError(f"{where} must be a value or {{random: [values]}}, not {short(value)}")
             return Random(_list_of(one)(value["random"], f"{where}.random"))
         return one(value, where)
     return read_any
@@ -133,7 +130,7 @@ def _field(read: Callable[[Any, str], Any], default: Any = _NEEDED) -> Any:
 def _part(cls: type) -> Callable[[Any, str], Any]:
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, dict):
-            raise ConfigError(f"{where or 'the file'} must be a mapping (key: value), not {_short(value)}")
+            raise ConfigError(f"{where or 'the file'} must be a mapping (key: value), not {short(value)}")
         fields = {each.name: each for each in dataclasses.fields(cls)}
         dot = f"{where}." if where else ""
         for name in value:
@@ -155,7 +152,7 @@ def _part(cls: type) -> Callable[[Any, str], Any]:
 class Lora:
     rank: int = _field(_whole(1, 1 << 16), 16)
     alpha: float = _field(_float(1e-6), 32.0)
-    targets: list = _field(_list_of(_text), lambda: list(TARGETS))
+    targets: list = _field(_list_of(text_read), lambda: list(TARGETS))
     dropout: float = _field(_float(0.0, 0.0), 0.0)  # the teacher and the chunks of a loss need the same pass twice
 
 
@@ -192,28 +189,28 @@ class Stage:
     sink: Any = _field(_drawn(_whole(0)), 0)
     positions: str = _field(_one_of("token", "entry"), "token")
     rate: float | None = _field(_or_none(_float()), None)
-    name: str | None = _field(_or_none(_text), None)
+    name: str | None = _field(_or_none(text_read), None)
 
 
 def _folders(value: Any, where: str) -> Any:
     """A folder, or one for each length: {1024: folder, 2048: folder}."""
     if isinstance(value, dict):
-        return {_whole(2)(length, f"{where} (length)"): _text(path, f"{where}.{length}")
+        return {_whole(2)(length, f"{where} (length)"): text_read(path, f"{where}.{length}")
                 for length, path in value.items()}
-    return _text(value, where)
+    return text_read(value, where)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSet:
-    data: str = _field(_text)
+    data: str = _field(text_read)
     length: int | None = _field(_or_none(_whole(2)), None)
     rows: int = _field(_whole(1), 16)
 
 
 def _sets(value: Any, where: str) -> dict:
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f"{where} must be a mapping of names to {{data: folder}}, not {_short(value)}")
-    return {_text(name, f"{where} (name)"): _part(EvaluationSet)(each, f"{where}.{name}")
+        raise ConfigError(f"{where} must be a mapping of names to {{data: folder}}, not {short(value)}")
+    return {text_read(name, f"{where} (name)"): _part(EvaluationSet)(each, f"{where}.{name}")
             for name, each in value.items()}
 
 
@@ -226,7 +223,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    prompts: list = _field(_list_of(_text))
+    prompts: list = _field(_list_of(text_read))
     every: int = _field(_whole(1), 100)
     tokens: int = _field(_whole(1), 48)
 
@@ -239,7 +236,7 @@ class Checkpoint:
 
 def _settings(value: Any, where: str) -> dict:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} must be a mapping (key: value), not {_short(value)}")
+        raise ConfigError(f"{where} must be a mapping (key: value), not {short(value)}")
     for name in ("group", "window", "sink", "positions", "method"):
         if name in value:
             raise ConfigError(f"{where}.{name} is set in stages")
@@ -248,8 +245,8 @@ def _settings(value: Any, where: str) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    model: str = _field(_text)
-    output: str = _field(_text)
+    model: str = _field(text_read)
+    output: str = _field(text_read)
     stages: list = _field(_list_of(_part(Stage)))
     lora: Lora | None = _field(_or_none(_part(Lora)), Lora)  # null: all weights
     attention: dict = _field(_settings, dict)  # settings that stay: preset, mass, summary_queries, …
@@ -258,14 +255,14 @@ class Config:
     evaluation: Evaluation | None = _field(_or_none(_part(Evaluation)), None)
     samples: Samples | None = _field(_or_none(_part(Samples)), None)
     checkpoint: Checkpoint = _field(_part(Checkpoint), Checkpoint)
-    init: str | None = _field(_or_none(_text), None)  # an adapter or a checkpoint to begin with
+    init: str | None = _field(_or_none(text_read), None)  # an adapter or a checkpoint to begin with
     seconds: float | None = _field(_or_none(_float()), None)  # when to end at the latest
     seed: int = _field(_whole(), 0)
     precision: str = _field(_one_of("auto", "float32", "bf16"), "auto")  # auto: bf16 on a GPU
     device: str = _field(_one_of("auto", "cpu"), "auto")
     gradient_checkpointing: bool = _field(_boolean, True)
     fused: Any = _field(_one_of("auto", True, False), "auto")  # auto: on a GPU, where the model allows it
-    compile: Any = _field(lambda value, where: value if isinstance(value, bool) else _text(value, where), False)
+    compile: Any = _field(lambda value, where: value if isinstance(value, bool) else text_read(value, where), False)
 
     @property
     def tokens(self) -> int:
@@ -279,7 +276,7 @@ def _stages_changed(value: Any) -> Any:
     value = dict(value)
     changes, stages = value.pop("all_stages"), value.get("stages")
     if not isinstance(changes, dict):
-        raise ConfigError(f"all_stages must be a mapping (key: value), not {_short(changes)}")
+        raise ConfigError(f"all_stages must be a mapping (key: value), not {short(changes)}")
     if isinstance(stages, list):
         value["stages"] = [{**stage, **changes} if isinstance(stage, dict) else stage for stage in stages]
     return value
@@ -324,102 +321,3 @@ def plain(config: Config) -> dict:
             return {str(key): tidy(each) for key, each in value.items()}
         return [tidy(each) for each in value] if isinstance(value, (list, tuple)) else value
     return tidy(config)
-
-
-def _place(tree: Any, path: str, value: Any) -> None:
-    """Puts a value at a.b.0.c."""
-    *way, last = path.split(".")
-    try:
-        for name in way:
-            tree = tree[int(name)] if isinstance(tree, list) else tree.setdefault(name, {})
-        tree[int(last) if isinstance(tree, list) else last] = value
-    except (ValueError, IndexError, TypeError, AttributeError):
-        raise ConfigError(f"there is no place {path}") from None
-
-
-def _assign(tree: Any, text: str, yaml: Any) -> None:
-    """stages.0.tokens=1M."""
-    path, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"{text} is not KEY=VALUE")
-    try:
-        _place(tree, path, yaml.safe_load(value))
-    except yaml.YAMLError:
-        raise ConfigError(f"{text}: the value is no YAML") from None
-
-
-def _merged(under: Any, over: Any) -> Any:
-    """Mappings part by part; anything else is replaced."""
-    if not (isinstance(under, dict) and isinstance(over, dict)):
-        return over
-    return {**under, **{name: _merged(under.get(name), value) for name, value in over.items()}}
-
-
-def _content(path: str | os.PathLike, yaml: Any, depth: int = 0) -> Any:
-    """What a YAML file or a recipe of that name says, over what its `base` says."""
-    file = pathlib.Path(path)
-    if not file.exists() and (RECIPES / f"{file.name}.yaml").exists() and file.name == os.fspath(path):
-        file = RECIPES / f"{file.name}.yaml"
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path} is no YAML{place}: {getattr(error, 'problem', None) or 'it cannot be parsed'}") \
-            from None
-    if not isinstance(content, dict) or "base" not in content:
-        return content
-    base = _text(content.pop("base"), f"{path}: base")
-    if depth == 8:
-        raise ConfigError(f"{path}: base leads from file to file without end")
-    beside = file.parent / base
-    return _merged(_content(beside if beside.exists() else base, yaml, depth + 1), content)
-
-
-def _changed(content: Any, changes: list[str] | tuple[str, ...], yaml: Any) -> Any:
-    for change in changes:
-        _assign(content, change, yaml)
-    return content
-
-
-def configs_read(path: str | os.PathLike, changes: list[str] | tuple[str, ...] = ()) -> dict[str, Config]:
-    """The configurations of a file by name: those of its `runs`, or a single one whose name is empty."""
-    try:
-        import yaml
-    except ImportError:
-        raise ConfigError("reading YAML needs PyYAML: pip install 'lca[finetune]'") from None
-    content = _content(path, yaml)
-    try:
-        _changed(content, changes, yaml)
-        if not isinstance(content, dict) or "runs" not in content:
-            return {"": config_parse(content)}
-        runs, found = content.pop("runs"), {}
-        if not isinstance(runs, dict) or not runs:
-            raise ConfigError(f"runs must be a mapping of names to changes, not {_short(runs)}")
-        for name, own in runs.items():
-            where = f"runs.{_text(name, 'runs (name)')}"
-            if not isinstance(own, dict):
-                raise ConfigError(f"{where} must be a mapping (key: value), not {_short(own)}")
-            one = copy.deepcopy(content)
-            one["output"] = f"{_text(content.get('output'), 'output')}/{name}"
-            for key, value in own.items():  # loss.text: 10
-                _place(one, _text(key, f"{where} (key)"), value)
-            try:
-                found[name] = config_parse(one)
-            except ConfigError as error:
-                raise ConfigError(f"{where}: {error}") from None
-        return found
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def config_read(path: str | os.PathLike, changes: list[str] | tuple[str, ...] = ()) -> Config:
-    """The configuration in a YAML file, or in a recipe of that name; `changes` are KEY=VALUE."""
-    found = configs_read(path, changes)
-    if "" not in found:
-        raise ConfigError(f"{path} has {len(found)} runs")
-    return found[""]

@@ -44,8 +44,8 @@ def knobs_last(stage: Stage) -> dict[str, Any]:
         if not isinstance(value, Random):
             return value
         return max(value.choices, key=lambda each: numpy.mean(each))
-    return {"method": stage.method, "group": settle(stage.group), "window": settle(stage.window), "sink": settle(stage.sink),
-            "positions": stage.positions}
+    return {"method": stage.method, "group": settle(stage.group), "window": settle(stage.window),
+            "sink": settle(stage.sink), "positions": stage.positions}
 
 
 def rate_at(config: Config, place: Place) -> float:
