@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lca import operators
 from lca.finetune.kernels import kernels_for
+from lca.patching import override
 
 
 class Projection:
@@ -183,24 +184,25 @@ def _inward(x: Tensor, block: Block, turn: Turn, adapted: bool):
 
 
 class _Inward(Function):
-    """q, k, v [N, heads, d] of x [N, d], and x itself: its other gradient then joins in one pass."""
+    """q, k, v [B, n, heads, d] of x [N, d], and x itself: its other gradient then joins in one pass."""
 
     @staticmethod
-    def forward(ctx, x, block, turn):
+    def forward(ctx, x, block, turn, shape):
         found, scale, low = _inward(x, block, turn, True)
         ctx.save_for_backward(x, scale, low)
         ctx.block, ctx.turn = block, turn
-        return (*found, x)
+        return (*(each.unflatten(0, shape) for each in found), x)
 
     @staticmethod
     def backward(ctx, q, k, v, more):
         x, scale, low = ctx.saved_tensors
         block, kernels = ctx.block, kernels_for(x)
+        q, k, v = (each.flatten(0, 1) for each in (q, k, v))
         grad = kernels.rope_backward(q, k, v, ctx.turn.positions, ctx.turn.table).flatten(1)
         inner, grad_low = block.qkv.backward(grad, low)
         into, hidden = kernels.norm_backward(inner, x, block.norm_in, scale, more)
         block.qkv.adapters_backward(grad, grad_low, hidden, low)
-        return into, None, None
+        return into, None, None, None
 
 
 def _outward(attended: Tensor, x: Tensor, block: Block, adapted: bool, over: bool = False):
@@ -215,10 +217,12 @@ def _outward(attended: Tensor, x: Tensor, block: Block, adapted: bool, over: boo
 
 
 class _Outward(Function):
-    """What follows attention [N, heads · d] in a block: its output matrix, the feed-forward part."""
+    """What follows attention [B, n, heads, d] in a block: its output matrix, the feed-forward part."""
 
     @staticmethod
     def forward(ctx, attended, x, block):
+        ctx.shape = attended.shape
+        attended = attended.reshape(len(x), -1)
         out, kept = _outward(attended, x, block, True)
         ctx.save_for_backward(attended, *kept)
         ctx.block = block
@@ -237,7 +241,7 @@ class _Outward(Function):
         block.gate_up.adapters_backward(inner, grad_low, hidden, low_both)
         into, grad_low = block.out.backward(grad, low_out)
         block.out.adapters_backward(grad, grad_low, attended, low_out)
-        return into, grad, None
+        return into.view(ctx.shape), grad, None
 
 
 class _Norm(Function):
@@ -287,6 +291,7 @@ class Fused:
                 config.num_attention_heads, config.num_key_value_heads, layer.input_layernorm.variance_epsilon))
         self._scaling = inner.layers[0].self_attn.scaling
         self._table: Tensor | None = None
+        self._settings: dict[str, tuple[tuple, Tensor | None]] = {}
         self.adapters = Adapters([part for block in self.blocks for part in block.projections])
 
     def _turn(self, positions: Tensor) -> Turn:
@@ -298,39 +303,43 @@ class Fused:
             self._table = torch.stack([each[0, :, :half] for each in self._inner.rotary_emb(like, count)]).contiguous()
         return Turn(positions.reshape(-1), self._table)
 
-    def hidden(self, ids: Tensor, positions: Tensor, documents: Tensor | None, adapted: bool = True) -> Tensor:
-        """The last hidden states [B, n, d] with the patch's settings; `documents` int32 [D + 1] on the host."""
-        state = self._inner._lca
+    def settings(self, knobs: dict[str, Any]) -> tuple[tuple, Tensor | None]:
+        """The settings of every layer and RoPE's frequencies with these knobs; checked once for each."""
+        key = repr(sorted(knobs.items()))
+        if key not in self._settings:
+            with override(self._inner, **knobs):
+                self._settings[key] = self._inner._lca.settings, self._inner._lca.frequencies()
+        return self._settings[key]
+
+    def hidden(self, ids: Tensor, positions: Tensor, documents: Tensor | None, knobs: dict[str, Any],
+               adapted: bool) -> Tensor:
+        """The last hidden states [B, n, d] with other settings; `documents` int32 [D + 1] on the host."""
+        settings, frequencies = self.settings(knobs)
         with torch.autocast(ids.device.type, enabled=False):
             x = F.embedding(ids.reshape(-1), self._inner.embed_tokens.weight)
             if adapted:
                 self.adapters.refresh()
                 x = _Enter.apply(x, self.adapters, *self.adapters.parameters)
-            turn, frequencies = self._turn(positions), state.frequencies()
-            for block, settings in zip(self.blocks, state.settings):
-                options = {**settings, "scale": self._scaling, "cu_seqlens": documents}
-                if settings["positions"] == "entry":
+            turn = self._turn(positions)
+            shape = tuple(ids.shape) if documents is None else (1, ids.numel())
+            for block, own in zip(self.blocks, settings):
+                options = {**own, "scale": self._scaling, "cu_seqlens": documents}
+                if own["positions"] == "entry":
                     options["rope_frequencies"] = frequencies
-                x = self._layer(x, block, turn, ids.shape, options, adapted)
+                x = self._layer(x, block, turn, shape, options, adapted)
             x = _Norm.apply(x, self._inner.norm.weight, self._inner.norm.variance_epsilon)
         return x.view(*ids.shape, -1)
 
-    def _layer(self, x: Tensor, block: Block, turn: Turn, shape: Any, options: dict, adapted: bool) -> Tensor:
+    def _layer(self, x: Tensor, block: Block, turn: Turn, shape: tuple, options: dict, adapted: bool) -> Tensor:
         if not (adapted and torch.is_grad_enabled()):
             found, _, _ = _inward(x, block, turn, adapted)
-            return _outward(_attended(*found, shape, options), x, block, adapted, True)[0]
+            out = operators.attention(*(each.unflatten(0, shape) for each in found), **options)
+            return _outward(out.reshape(len(x), -1), x, block, adapted, True)[0]
         if self._checkpointing:
             return checkpoint(_trained, x, block, turn, shape, options, use_reentrant=False, preserve_rng_state=False)
         return _trained(x, block, turn, shape, options)
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, shape: Any, options: dict) -> Tensor:
-    """Attention of [N, heads, d], as rows or as packed documents."""
-    batch, tokens = shape if options["cu_seqlens"] is None else (1, len(q))
-    out = operators.attention(*(each.unflatten(0, (batch, tokens)) for each in (q, k, v)), **options)
-    return out.reshape(len(q), -1)
-
-
-def _trained(x: Tensor, block: Block, turn: Turn, shape: Any, options: dict) -> Tensor:
-    *found, x = _Inward.apply(x, block, turn)
-    return _Outward.apply(_attended(*found, shape, options), x, block)
+def _trained(x: Tensor, block: Block, turn: Turn, shape: tuple, options: dict) -> Tensor:
+    *found, x = _Inward.apply(x, block, turn, shape)
+    return _Outward.apply(operators.attention(*found, **options), x, block)

@@ -203,10 +203,9 @@ class Student(nn.Module):
                     documents: Tensor | None) -> Tensor:
         fused, theirs = self._fused[0], None
         if teach:
-            with torch.no_grad(), override(self.causal, method="dense", positions="token"):
-                theirs = fused.hidden(ids, positions, documents, adapted=False)
-        with override(self.causal, **knobs):
-            hidden = fused.hidden(ids, positions, documents)
+            with torch.no_grad():
+                theirs = fused.hidden(ids, positions, documents, {"method": "dense", "positions": "token"}, False)
+        hidden = fused.hidden(ids, positions, documents, knobs, True)
         weight = self.causal.get_output_embeddings().weight
         with torch.autocast(ids.device.type, enabled=False):
             return frozen_sums(hidden, ids, places, weight, theirs, self.chunk)
