@@ -22,9 +22,11 @@ from tiny_models import ARCHITECTURES, SMALL, VOCABULARY, tiny  # noqa: E402
 import lca  # noqa: E402
 from lca.finetune import ConfigError, config_parse, config_read, finetune, losses  # noqa: E402
 from lca.finetune.checkpoint import folder_written, leftovers_remove  # noqa: E402
-from lca.finetune.config import RECIPES  # noqa: E402
+from lca.finetune.__main__ import main  # noqa: E402
+from lca.finetune.config import Random  # noqa: E402
 from lca.finetune.curriculum import Curriculum, Place, rate_at  # noqa: E402
 from lca.finetune.models import student_make  # noqa: E402
+from lca.finetune.reading import RECIPES, configs_read  # noqa: E402
 from lca.finetune.report import STEP_COLUMNS, Report, Table  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -285,9 +287,74 @@ def test_recipes_are_configurations(tmp_path, monkeypatch):
     config = config_read("smollm2", ["loss.text=3", "stages.0.tokens=1M"])
     assert config.loss.text == 3 and config.stages[0].tokens == 1_000_000 and config.lora.rank == 16
     groups = [stage.group for stage in config.stages]
+    for name in ("dense", "window", "fixed", "short"):
+        assert config_read(f"smollm2-{name}").tokens > 1e7
+    assert len(configs_read("smollm2-sweep")) == 8 and config_read("smollm2-dense").stages[0].method == "dense"
     assert groups[:3] == [4, 8, 16] and config.stages[-1].length == 8192 and config.stages[-1].window == 1024
     with pytest.raises(ConfigError, match="no place"):
         config_read("smollm2", ["stages.99.tokens=1"])
+
+
+def test_a_configuration_changes_another(folder, tmp_path):
+    base = parts.settings(folder, tmp_path / "run", loss={"text": 3, "answer": 2})
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    arm = tmp_path / "arm.yaml"
+    arm.write_text("base: base.yaml\noutput: arm\nloss: {text: 5}\nall_stages: {method: window, sink: 16}\n"
+                   "tokens: 3K")
+    config = config_read(arm)
+    assert config.output == "arm" and config.loss.text == 5 and config.loss.answer == 2
+    assert [(stage.method, stage.sink, stage.window) for stage in config.stages] == \
+        [("window", 16, 32), ("window", 16, Random([32, 64]))]
+    assert [stage.tokens for stage in config.stages] == [1500, 1500]
+    assert Curriculum(config).step().knobs["method"] == "window"
+    arm.write_text("base: arm.yaml")
+    with pytest.raises(ConfigError, match="without end"):
+        config_read(arm)
+    for text, line in (("base: nothing.yaml", "there is no file"),
+                       ("base: base.yaml\nall_stages: 3", "all_stages must"),
+                       ("base: base.yaml\nruns: []", "runs must be"),
+                       ("base: base.yaml\nruns: {a: 1}", "runs.a must be"),
+                       ("base: base.yaml\nruns: {a: {loss.txt: 1}}", "runs.a: unknown key loss.txt")):
+        arm.write_text(text)
+        with pytest.raises(ConfigError, match=line):
+            config_read(arm)
+
+
+def test_runs_of_a_table_begin_with_the_same_adapter(folder, tmp_path, capsys):
+    content = parts.settings(folder, tmp_path / "first")
+    content["stages"] = content["stages"][:1]
+    finetune(config_parse(content))
+    held = {"sets": {"held": {"data": content["stages"][0]["data"], "rows": 1}}, "every": 100}
+    last = sorted((tmp_path / "first" / "checkpoints").iterdir())[-1]
+    table = {**content, "output": str(tmp_path / "runs"), "optimizer": {"rate": 0.0}, "evaluation": held,
+             "runs": {"checkpoint": {"init": str(last)}, "adapter": {"init": str(tmp_path / "first" / "adapter")},
+                      "none": {"loss.text": 5, "all_stages.sink": 2}}}
+    path = tmp_path / "table.yaml"
+    path.write_text(yaml.safe_dump(table))
+    assert main([str(path), "--check"]) == 0 and "run none: 1 stages" in capsys.readouterr().out
+    assert main([str(path)]) == 0
+    rows = {row["run"]: row for row in rows_of(tmp_path / "runs" / "runs.csv")}
+    assert list(rows) == ["adapter", "checkpoint", "none"]
+    rounded, exact, without = (float(rows[name]["kl"]) for name in rows)
+    assert abs(exact - rounded) < 0.02 * exact and abs(exact - without) > 0.1 * exact
+    names = ("adapter_model.safetensors",)
+    for name in names:  # the rate is 0
+        assert (tmp_path / "runs/checkpoint/adapter" / name).read_bytes() == \
+            (tmp_path / "first/adapter" / name).read_bytes()
+    for wrong, line in ((tmp_path, "neither an adapter nor a checkpoint"), (last, "does not fit")):
+        content.update(output=str(tmp_path / "wrong"), init=str(wrong), lora={"rank": 2})
+        with pytest.raises(ConfigError, match=line):
+            finetune(config_parse(content))
+
+
+def test_a_stage_leaves_an_adapter_with_its_settings(folder, tmp_path):
+    content = parts.settings(folder, tmp_path / "run", seconds=0)
+    content["stages"][0]["tokens"] = 2 * parts.LENGTH
+    finetune(config_parse(content))
+    settings = json.loads((tmp_path / "run/adapter/lca.json").read_text())
+    assert settings["group"] == 4 and settings["sink"] == 0
+    finetune(config_parse({**content, "seconds": None}))
+    assert json.loads((tmp_path / "run/adapter/lca.json").read_text())["sink"] == 2
 
 
 # --- runs ---

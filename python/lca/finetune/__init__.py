@@ -5,7 +5,8 @@ A curriculum over group size, window and length, a dense teacher, LoRA or all we
 
 from __future__ import annotations
 
-from lca.finetune.config import Config, ConfigError, config_parse, config_read
+from lca.finetune.config import Config, ConfigError, config_parse
+from lca.finetune.reading import config_read
 
 __all__ = ["Config", "ConfigError", "Result", "config_parse", "config_read", "finetune"]
 

@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 
-from lca.finetune.config import RECIPES, ConfigError, config_read
+from lca.finetune.config import ConfigError
+from lca.finetune.reading import RECIPES, configs_read
 
 _EXAMPLES = """examples:
   python -m lca.finetune config.yaml
@@ -48,12 +49,17 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if not args.config:
             parser.error("name a configuration")
-        config = config_read(args.config, args.changes)
+        configs = configs_read(args.config, args.changes)
         if args.check:
-            print(f"{args.config}: {len(config.stages)} stages, {config.tokens:,} tokens")
+            for name, config in configs.items():
+                print(f"{args.config}{name and f', run {name}'}: {len(config.stages)} stages, {config.tokens:,} tokens")
             return 0
         from lca.finetune.loop import finetune
-        finetune(config, args.json, args.progress)
+        from lca.finetune.report import runs_table
+        for name, config in configs.items():
+            finetune(config, args.json, args.progress)
+            if name and os.environ.get("RANK", "0") == "0":
+                runs_table(configs)
     except (ConfigError, OSError, ValueError, RuntimeError, MemoryError) as error:
         line = (str(error).strip() or type(error).__name__).split("\n")[0]
         sys.exit(f"lca.finetune: {line}")

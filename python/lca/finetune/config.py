@@ -1,4 +1,4 @@
-"""The settings of a run, read from YAML. Whatever is wrong with them is one line."""
+"""The settings of a run, from plain values. Whatever is wrong with them is one line."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import dataclasses
 import difflib
 import math
 import os
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
-RECIPES = pathlib.Path(__file__).parent / "recipes"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _UNITS = {"K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 _NEEDED = object()
@@ -20,7 +18,7 @@ class ConfigError(ValueError):
     """What is wrong with a configuration, in one line."""
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
@@ -35,7 +33,7 @@ def _number(value: Any, where: str, low: float = -math.inf, high: float = math.i
         except ValueError:
             pass
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{where} must be {what}, not {_short(value)}")
+        raise ConfigError(f"{where} must be {what}, not {short(value)}")
     if not low <= value <= high:
         raise ConfigError(f"{where} is {value}; it must be between {low:g} and {high:g}" if high < math.inf
                           else f"{where} is {value}; it must be at least {low:g}")
@@ -50,7 +48,7 @@ def _whole(low: int = 0, high: float = math.inf) -> Callable[[Any, str], int]:
     def read(value: Any, where: str) -> int:
         found = _number(value, where, low, high, "a whole number")
         if found != int(found):
-            raise ConfigError(f"{where} must be a whole number, not {_short(value)}")
+            raise ConfigError(f"{where} must be a whole number, not {short(value)}")
         return int(found)
     return read
 
@@ -65,20 +63,21 @@ def _amount(value: Any, where: str) -> int:
 
 def _boolean(value: Any, where: str) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{where} must be true or false, not {_short(value)}")
+        raise ConfigError(f"{where} must be true or false, not {short(value)}")
     return value
 
 
-def _text(value: Any, where: str) -> str:
+def text_read(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{where} must be a text, not {_short(value)}")
+        raise ConfigError(f"{where} must be a text, not {short(value)}")
     return value
 
 
-def _one_of(*names: str) -> Callable[[Any, str], str]:
-    def read(value: Any, where: str) -> str:
+def _one_of(*names: str | bool) -> Callable[[Any, str], Any]:
+    def read(value: Any, where: str) -> Any:
         if value not in names:
-            raise ConfigError(f"{where} must be one of {', '.join(names)}, not {_short(value)}")
+            told = ", ".join(str(name).lower() if isinstance(name, bool) else name for name in names)
+            raise ConfigError(f"{where} must be one of {told}, not {short(value)}")
         return value
     return read
 
@@ -87,7 +86,7 @@ def _list_of(read: Callable[[Any, str], Any], least: int = 1) -> Callable[[Any, 
     def read_all(value: Any, where: str) -> list:
         if not isinstance(value, list) or len(value) < least:
             raise ConfigError(f"{where} must be a list" + (" with entries" if least else "")
-                              + f", not {_short(value)}")
+                              + f", not {short(value)}")
         return [read(each, f"{where}[{at}]") for at, each in enumerate(value)]
     return read_all
 
@@ -111,7 +110,7 @@ def _drawn(read: Callable[[Any, str], Any], per_layer: bool = True) -> Callable[
     def read_any(value: Any, where: str) -> Any:
         if isinstance(value, dict):
             if list(value) != ["random"]:
-                raise ConfigError(f"{where} must be a value or {{random: [values]}}, not {_short(value)}")
+                raise ConfigError(f"{where} must be a value or {{random: [values]}}, not {short(value)}")
             return Random(_list_of(one)(value["random"], f"{where}.random"))
         return one(value, where)
     return read_any
@@ -131,7 +130,7 @@ def _field(read: Callable[[Any, str], Any], default: Any = _NEEDED) -> Any:
 def _part(cls: type) -> Callable[[Any, str], Any]:
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, dict):
-            raise ConfigError(f"{where or 'the file'} must be a mapping (key: value), not {_short(value)}")
+            raise ConfigError(f"{where or 'the file'} must be a mapping (key: value), not {short(value)}")
         fields = {each.name: each for each in dataclasses.fields(cls)}
         dot = f"{where}." if where else ""
         for name in value:
@@ -153,7 +152,7 @@ def _part(cls: type) -> Callable[[Any, str], Any]:
 class Lora:
     rank: int = _field(_whole(1, 1 << 16), 16)
     alpha: float = _field(_float(1e-6), 32.0)
-    targets: list = _field(_list_of(_text), lambda: list(TARGETS))
+    targets: list = _field(_list_of(text_read), lambda: list(TARGETS))
     dropout: float = _field(_float(0.0, 0.0), 0.0)  # the teacher and the chunks of a loss need the same pass twice
 
 
@@ -184,33 +183,34 @@ class Stage:
     data: Any = _field(lambda value, where: _folders(value, where))
     batch: int = _field(_whole(1))  # rows of a step, over all processes
     micro: int = _field(_whole(0), 0)  # rows of a forward pass of one process; 0: all
+    method: str = _field(_one_of("lca", "dense", "window"), "lca")
     group: Any = _field(_drawn(_whole(1)), 16)
     window: Any = _field(_drawn(_whole(1)), 1024)
     sink: Any = _field(_drawn(_whole(0)), 0)
     positions: str = _field(_one_of("token", "entry"), "token")
     rate: float | None = _field(_or_none(_float()), None)
-    name: str | None = _field(_or_none(_text), None)
+    name: str | None = _field(_or_none(text_read), None)
 
 
 def _folders(value: Any, where: str) -> Any:
     """A folder, or one for each length: {1024: folder, 2048: folder}."""
     if isinstance(value, dict):
-        return {_whole(2)(length, f"{where} (length)"): _text(path, f"{where}.{length}")
+        return {_whole(2)(length, f"{where} (length)"): text_read(path, f"{where}.{length}")
                 for length, path in value.items()}
-    return _text(value, where)
+    return text_read(value, where)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSet:
-    data: str = _field(_text)
+    data: str = _field(text_read)
     length: int | None = _field(_or_none(_whole(2)), None)
     rows: int = _field(_whole(1), 16)
 
 
 def _sets(value: Any, where: str) -> dict:
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f"{where} must be a mapping of names to {{data: folder}}, not {_short(value)}")
-    return {_text(name, f"{where} (name)"): _part(EvaluationSet)(each, f"{where}.{name}")
+        raise ConfigError(f"{where} must be a mapping of names to {{data: folder}}, not {short(value)}")
+    return {text_read(name, f"{where} (name)"): _part(EvaluationSet)(each, f"{where}.{name}")
             for name, each in value.items()}
 
 
@@ -223,7 +223,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    prompts: list = _field(_list_of(_text))
+    prompts: list = _field(_list_of(text_read))
     every: int = _field(_whole(1), 100)
     tokens: int = _field(_whole(1), 48)
 
@@ -236,17 +236,17 @@ class Checkpoint:
 
 def _settings(value: Any, where: str) -> dict:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} must be a mapping (key: value), not {_short(value)}")
+        raise ConfigError(f"{where} must be a mapping (key: value), not {short(value)}")
     for name in ("group", "window", "sink", "positions", "method"):
         if name in value:
-            raise ConfigError(f"{where}.{name} is " + ("always lca" if name == "method" else "set in stages"))
+            raise ConfigError(f"{where}.{name} is set in stages")
     return dict(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    model: str = _field(_text)
-    output: str = _field(_text)
+    model: str = _field(text_read)
+    output: str = _field(text_read)
     stages: list = _field(_list_of(_part(Stage)))
     lora: Lora | None = _field(_or_none(_part(Lora)), Lora)  # null: all weights
     attention: dict = _field(_settings, dict)  # settings that stay: preset, mass, summary_queries, …
@@ -255,20 +255,45 @@ class Config:
     evaluation: Evaluation | None = _field(_or_none(_part(Evaluation)), None)
     samples: Samples | None = _field(_or_none(_part(Samples)), None)
     checkpoint: Checkpoint = _field(_part(Checkpoint), Checkpoint)
+    init: str | None = _field(_or_none(text_read), None)  # an adapter or a checkpoint to begin with
+    seconds: float | None = _field(_or_none(_float()), None)  # when to end at the latest
     seed: int = _field(_whole(), 0)
     precision: str = _field(_one_of("auto", "float32", "bf16"), "auto")  # auto: bf16 on a GPU
     device: str = _field(_one_of("auto", "cpu"), "auto")
     gradient_checkpointing: bool = _field(_boolean, True)
-    compile: Any = _field(lambda value, where: value if isinstance(value, bool) else _text(value, where), False)
+    fused: Any = _field(_one_of("auto", True, False), "auto")  # auto: on a GPU, where the model allows it
+    compile: Any = _field(lambda value, where: value if isinstance(value, bool) else text_read(value, where), False)
 
     @property
     def tokens(self) -> int:
         return sum(stage.tokens for stage in self.stages)
 
 
+def _stages_changed(value: Any) -> Any:
+    """`all_stages` goes over the values of every stage."""
+    if not isinstance(value, dict) or "all_stages" not in value:
+        return value
+    value = dict(value)
+    changes, stages = value.pop("all_stages"), value.get("stages")
+    if not isinstance(changes, dict):
+        raise ConfigError(f"all_stages must be a mapping (key: value), not {short(changes)}")
+    if isinstance(stages, list):
+        value["stages"] = [{**stage, **changes} if isinstance(stage, dict) else stage for stage in stages]
+    return value
+
+
 def config_parse(value: Any) -> Config:
     """A configuration of plain values, with what depends on several of them checked."""
+    value = _stages_changed(value)
+    total = None
+    if isinstance(value, dict) and "tokens" in value:
+        value = dict(value)
+        total = _amount(value.pop("tokens"), "tokens")
     config = _part(Config)(value, "")
+    if total is not None:  # the stages keep their shares
+        share = total / config.tokens
+        stages = [dataclasses.replace(stage, tokens=max(1, round(stage.tokens * share))) for stage in config.stages]
+        config = dataclasses.replace(config, stages=stages)
     for at, stage in enumerate(config.stages):
         if stage.micro and stage.batch % stage.micro:
             raise ConfigError(f"stages[{at}].batch is {stage.batch}, which is not a multiple of micro {stage.micro}")
@@ -296,45 +321,3 @@ def plain(config: Config) -> dict:
             return {str(key): tidy(each) for key, each in value.items()}
         return [tidy(each) for each in value] if isinstance(value, (list, tuple)) else value
     return tidy(config)
-
-
-def _assign(tree: Any, text: str, yaml: Any) -> None:
-    """stages.0.tokens=1M."""
-    path, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"{text} is not KEY=VALUE")
-    *way, last = path.split(".")
-    try:
-        for name in way:
-            tree = tree[int(name)] if isinstance(tree, list) else tree.setdefault(name, {})
-        tree[int(last) if isinstance(tree, list) else last] = yaml.safe_load(value)
-    except (ValueError, IndexError, TypeError, AttributeError, yaml.YAMLError):
-        raise ConfigError(f"{text}: there is no place {path}, or the value is no YAML") from None
-
-
-def config_read(path: str | os.PathLike, changes: list[str] | tuple[str, ...] = ()) -> Config:
-    """The configuration in a YAML file, or in a recipe of that name; `changes` are KEY=VALUE."""
-    try:
-        import yaml
-    except ImportError:
-        raise ConfigError("reading YAML needs PyYAML: pip install 'lca[finetune]'") from None
-    file = pathlib.Path(path)
-    if not file.exists() and (RECIPES / f"{file.name}.yaml").exists() and file.name == os.fspath(path):
-        file = RECIPES / f"{file.name}.yaml"
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path} is no YAML{place}: {getattr(error, 'problem', None) or 'it cannot be parsed'}") \
-            from None
-    try:
-        for change in changes:
-            _assign(content, change, yaml)
-        return config_parse(content)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None

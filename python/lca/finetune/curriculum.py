@@ -44,8 +44,8 @@ def knobs_last(stage: Stage) -> dict[str, Any]:
         if not isinstance(value, Random):
             return value
         return max(value.choices, key=lambda each: numpy.mean(each))
-    return {"group": settle(stage.group), "window": settle(stage.window), "sink": settle(stage.sink),
-            "positions": stage.positions}
+    return {"method": stage.method, "group": settle(stage.group), "window": settle(stage.window),
+            "sink": settle(stage.sink), "positions": stage.positions}
 
 
 def rate_at(config: Config, place: Place) -> float:
@@ -113,7 +113,7 @@ class Curriculum:
         def choose(value: Any) -> Any:
             return value.choices[int(draw.integers(len(value.choices)))] if isinstance(value, Random) else value
         length, group, window, sink = (choose(each) for each in (stage.length, stage.group, stage.window, stage.sink))
-        knobs = {"group": group, "window": window, "sink": sink, "positions": stage.positions}
+        knobs = {"method": stage.method, "group": group, "window": window, "sink": sink, "positions": stage.positions}
         return Step(place.stage, length, knobs, rate_at(self._config, place))
 
     def rows(self, step: Step) -> Batch:
@@ -142,8 +142,32 @@ class Curriculum:
             source.load_state_dict({**one, "batch": one["batch"] // self._world, "world": self._world})
 
 
-def micro_batches(batch: Batch, rows: int) -> list[dict[str, numpy.ndarray]]:
-    """A batch in parts of `rows` rows: ids, positions in documents, kinds."""
-    positions, rows = batch.positions, rows or len(batch.ids)
-    return [{"ids": batch.ids[at:at + rows], "positions": positions[at:at + rows], "kinds": batch.kinds[at:at + rows]}
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Rows of one forward pass, on the host."""
+
+    ids: numpy.ndarray  #: int64 [B, n]
+    positions: numpy.ndarray  #: int64 [B, n]: places in documents
+    kinds: numpy.ndarray  #: uint8 [B, n]
+    documents: numpy.ndarray | None  #: int32: bounds of the documents of all rows in a line; None: a row is one
+
+
+def part_of(ids: numpy.ndarray, kinds: numpy.ndarray, starts: list[numpy.ndarray]) -> Part:
+    """Rows with where their documents start."""
+    length = ids.shape[1]
+    positions = numpy.tile(numpy.arange(length), (len(ids), 1))
+    for row, places in zip(positions, starts):
+        for place in places[1:]:
+            row[place:] = numpy.arange(length - place)
+    bounds = None
+    if any(len(places) > 1 for places in starts):
+        bounds = numpy.concatenate([places + row * length for row, places in enumerate(starts)] + [[ids.size]])
+        bounds = bounds.astype(numpy.int32)
+    return Part(ids, positions, kinds, bounds)
+
+
+def micro_batches(batch: Batch, rows: int) -> list[Part]:
+    """A batch in parts of `rows` rows."""
+    rows = rows or len(batch.ids)
+    return [part_of(batch.ids[at:at + rows], batch.kinds[at:at + rows], batch.starts[at:at + rows])
             for at in range(0, len(batch.ids), rows)]

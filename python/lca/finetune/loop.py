@@ -7,6 +7,7 @@ import fcntl
 import math
 import os
 import pathlib
+import time
 from typing import Any
 
 import numpy
@@ -16,14 +17,15 @@ from lca.data import Packed
 from lca.data.tokenizers import tokenizer_open
 from lca.finetune import checkpoint as files
 from lca.finetune.config import Config, ConfigError, plain
-from lca.finetune.curriculum import Curriculum, Step, knobs_last, micro_batches
+from lca.finetune.curriculum import Curriculum, Part, Place, Step, knobs_last, micro_batches, part_of
+from lca.finetune.fused import obstacle
 from lca.finetune.losses import SUMS, places_of
 from lca.finetune.models import base_folder, result_write, student_make
 from lca.finetune.report import Report
 from lca.patching import override
 
 # What a resumed run may have otherwise: none of it changes the weights.
-_FREE = ("output", "evaluation", "samples", "checkpoint")
+_FREE = ("output", "evaluation", "samples", "checkpoint", "seconds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +54,31 @@ def _accelerator(config: Config) -> tuple[Any, bool]:
     return found, bf16
 
 
+class Later:
+    """Numbers of a device on their way to the host; reading them does not wait for what the device does after them."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._event = None
+        if numbers.is_cuda:
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._host = numbers
+
+    def values(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()
+
+
 class Trainer:
     """One run of a configuration."""
 
     def __init__(self, config: Config, as_json: bool = False, show: bool | None = None) -> None:
         self.config = config
+        self._began = time.monotonic()
         self.output = pathlib.Path(config.output)
         self.accelerator, bf16 = _accelerator(config)
         self.main = self.accelerator.is_main_process
@@ -84,6 +106,8 @@ class Trainer:
         self.student, self.optimizer = self.accelerator.prepare(student, optimizer)
         self.student.train()
         self._trained = [each for each in self.student.parameters() if each.requires_grad]
+        self._untold: tuple | None = None
+        self._fuse()
         self._resume()
         place = self.curriculum.place
         self.report = Report(self.output, config.tokens, place.step, place.tokens, as_json, show) if self.main else None
@@ -109,6 +133,19 @@ class Trainer:
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"samples: {error}") from None
 
+    def _fuse(self) -> None:
+        """Takes the fused form of the model where it is wanted and possible."""
+        wanted = self.config.fused
+        if wanted is False or (wanted == "auto" and self.accelerator.device.type != "cuda"):
+            return
+        why = "all weights are trained" if self.config.lora is None else obstacle(self.inner.causal)
+        if hasattr(self.student, "unshard"):
+            why = "it is sharded"
+        if why is None:
+            self.inner.fuse(self.config.gradient_checkpointing)
+        elif wanted is True:
+            raise ConfigError(f"fused: the model has no fused form: {why}")
+
     def _resume(self) -> None:
         found = files.checkpoints(self.output / "checkpoints")
         if not found:
@@ -125,8 +162,18 @@ class Trainer:
     def _raw_optimizer(self) -> torch.optim.Optimizer:
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
-    def _tensor(self, array: numpy.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.accelerator.device, non_blocking=True)
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the device; the host does not wait for it."""
+        if self.accelerator.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.accelerator.device, non_blocking=True)
+
+    def _inputs(self, part: Part, context: bool) -> tuple:
+        """Ids, positions, places and documents of a part."""
+        ids, positions, kinds = (torch.from_numpy(each) for each in (part.ids, part.positions, part.kinds))
+        documents = None if part.documents is None else torch.from_numpy(part.documents)
+        return (self._moved(ids), self._moved(positions), places_of(kinds, positions, context).to(self._moved),
+                documents)
 
     # --- a step ---
 
@@ -134,17 +181,16 @@ class Trainer:
         config, loss = self.config, self.config.loss
         batch = self.curriculum.rows(step)
         teach = loss.teacher and loss.text > 0
-        parts = []
-        for part in micro_batches(batch, config.stages[step.stage].micro):
-            ids, positions, kinds = (self._tensor(part[name]) for name in ("ids", "positions", "kinds"))
-            parts.append((ids, positions, places_of(kinds, positions, loss.context and teach)))
-        counts = torch.tensor([[len(p.text) + len(p.context), len(p.text), len(p.answer)] for _, _, p in parts],
-                              dtype=torch.float64).sum(0).float().to(self.accelerator.device)
+        parts = [self._inputs(part, loss.context and teach)
+                 for part in micro_batches(batch, config.stages[step.stage].micro)]
+        counts = self._moved(torch.tensor([[len(places.text) + len(places.context), len(places.text),
+                                            len(places.answer)] for _, _, places, _ in parts],
+                                          dtype=torch.float64).sum(0).float())
         counts = self.accelerator.reduce(counts, "sum")
         scale = torch.where(counts > 0, self.accelerator.num_processes / counts.clamp(min=1), 0.0)
         total = torch.zeros(len(SUMS), device=self.accelerator.device)
-        for ids, positions, places in parts:
-            sums = self.student(ids, positions, places, step.knobs, teach)
+        for ids, positions, places, documents in parts:
+            sums = self.student(ids, positions, places, step.knobs, teach, documents)
             text = sums[0] * scale[0] if teach else sums[1] * scale[1]
             self.accelerator.backward(loss.text * text + loss.answer * sums[2] * scale[2])
             total += sums.detach()
@@ -154,10 +200,21 @@ class Trainer:
             group["lr"] = step.rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._told(step, self.accelerator.reduce(total, "sum").tolist(), counts.tolist(), float(norm), teach)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
+        numbers = torch.cat([self.accelerator.reduce(total, "sum"), counts, norm.detach().float().reshape(1)])
+        before, self._untold = self._untold, (step, dataclasses.replace(self.curriculum.place), Later(numbers), teach)
+        if before is not None:
+            self._told(*before)
 
-    def _told(self, step: Step, sums: list[float], counts: list[float], norm: float, teach: bool) -> None:
-        place = self.curriculum.place
+    def tell(self) -> None:
+        """Reports the last step. Reports come a step late: the device has its next step before the host waits."""
+        if self._untold is not None:
+            before, self._untold = self._untold, None
+            self._told(*before)
+
+    def _told(self, step: Step, place: Place, numbers: Later, teach: bool) -> None:
+        *sums, _ = values = numbers.values()
+        counts, norm = values[len(SUMS):-1], values[-1]
         kl, text, answer = (value / count if count else 0.0 for value, count in zip(sums, counts))
         loss = self.config.loss
         whole = loss.text * (kl if teach else text) + loss.answer * answer
@@ -194,6 +251,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> None:
         """Held-out losses by kind, with the settings of the last stage."""
+        self.tell()
         knobs, world = knobs_last(self.config.stages[-1]), self.accelerator.num_processes
         for name, (packed, length, rows) in self._held.items():
             totals = torch.zeros(len(SUMS) + 2, dtype=torch.float64)
@@ -203,10 +261,8 @@ class Trainer:
                 own = [first + self.accelerator.process_index * size + at for at in range(size)]
                 ids, kinds, starts = zip(*(packed.row(min(row, rows - 1), length) for row in own))
                 kinds = numpy.stack([kind if row < rows else kind * 0 for kind, row in zip(kinds, own)])
-                positions = numpy.stack([_positions(each, length) for each in starts])
-                ids, positions, kinds = (self._tensor(each) for each in (numpy.stack(ids), positions, kinds))
-                places = places_of(kinds, positions)
-                sums = self.student(ids, positions, places, knobs, self.config.loss.teacher)
+                ids, positions, places, documents = self._inputs(part_of(numpy.stack(ids), kinds, starts), False)
+                sums = self.student(ids, positions, places, knobs, self.config.loss.teacher, documents)
                 totals[:4] += sums.double().cpu()
                 totals[4:] += torch.tensor([len(places.text), len(places.answer)])
             totals = self.accelerator.reduce(totals.float().to(self.accelerator.device), "sum").tolist()
@@ -229,6 +285,7 @@ class Trainer:
     @torch.no_grad()
     def sample(self) -> None:
         """Greedy replies; one process makes them, so a sharded model has none."""
+        self.tell()
         if self.accelerator.num_processes > 1:
             return
         causal = self.inner.causal
@@ -249,6 +306,7 @@ class Trainer:
     # --- the whole ---
 
     def save(self) -> None:
+        self.tell()
         told = {"config": plain(self.config), "curriculum": self.curriculum.state_dict()}
         files.checkpoint_save(self.output / "checkpoints", self.curriculum.place.step, told, self.student,
                               self._raw_optimizer(), self.config.checkpoint.keep, self.main)
@@ -266,42 +324,56 @@ class Trainer:
                             + (f"; goes on after step {place.step}" if place.step else ""))
         if config.evaluation and place.step == 0:
             self.evaluate()
-        while (step := self.curriculum.step()) is not None:
-            if self.main:
-                self.report.resume_clock()
+        if self.main:
+            self.report.resume_clock()
+        following, over = self.curriculum.step(), False
+        stage = len(config.stages) - 1
+        while following is not None and not over:
+            step, stage = following, following.stage
             self.step(step)
-            self._between()
-        target = result_write(config, self.student, self.inner, self.base, self.main)
+            following, over = self.curriculum.step(), self._late()
+            self._between(stage, following is None or over, following is not None and following.stage != stage)
+        target = result_write(config, self.student, self.inner, self.base, stage, self.main)
         if self.main:
             self.report.draw()
             self.report.event("end", step=place.step, tokens=place.tokens, result=str(target))
             self.report.say(f"{target}: the result; {self.output / 'curves.svg'}: the curves")
         return Result(target, place.step, place.tokens)
 
-    def _between(self) -> None:
-        """What is due after a step."""
+    def _late(self) -> bool:
+        """Whether the time is over, for all processes alike."""
+        if self.config.seconds is None:
+            return False
+        over = torch.tensor(float(time.monotonic() - self._began > self.config.seconds))
+        if self.accelerator.num_processes > 1:
+            over = self.accelerator.reduce(over.to(self.accelerator.device), "sum")
+        return bool(over)
+
+    def _between(self, stage: int, last: bool, ended: bool) -> None:
+        """What is due after a step; `ended`: another stage follows."""
         config, step = self.config, self.curriculum.place.step
-        last = self.curriculum.step() is None
-        if config.evaluation and (last or step % config.evaluation.every == 0):
+
+        def due(part: Any) -> bool:
+            return part is not None and (last or step % part.every == 0)
+        pauses = [ended, *map(due, (config.evaluation, config.samples, config.checkpoint))]
+        if config.evaluation and (pauses[1] or ended):
             self.evaluate()
-        if config.samples and (last or step % config.samples.every == 0):
+        if pauses[2]:
             self.sample()
-        if last or step % config.checkpoint.every == 0:
+        if pauses[3]:
             self.save()
-            if self.main:
-                self.report.draw()
+        if ended:
+            self.tell()
+            result_write(config, self.student, self.inner, self.base, stage, self.main)
+        if self.main and any(pauses):
+            self.report.draw()
+            self.report.resume_clock()
 
     def close(self) -> None:
         if self.main:
             self.report.close()
             self._lock.close()
         self.accelerator.end_training()
-
-
-def _positions(starts: numpy.ndarray, length: int) -> numpy.ndarray:
-    """Each token's place in its document."""
-    found = numpy.arange(length)
-    return found - starts[numpy.searchsorted(starts, found, "right") - 1]
 
 
 def finetune(config: Config, as_json: bool = False, show: bool | None = None) -> Result:

@@ -1,7 +1,8 @@
 """The loss, in chunks of tokens through the head: logits of a whole sequence are never in memory.
 
 On text the loss is the KL divergence from the dense teacher to the student (or cross-entropy where there is no
-teacher), on answers cross-entropy. A chunk's logits are made again in the backward pass.
+teacher), on answers cross-entropy. A chunk's logits are made again in the backward pass; where the head is frozen
+(`frozen_sums`), its gradient is made while they are there.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from lca.data.store import ANSWER, NONE, TEXT
+from lca.finetune.fused import Fused
+from lca.finetune.kernels import kernels_for
 from lca.patching import override
 
 Head = Callable[[Tensor], Tensor]
@@ -30,6 +34,9 @@ class Places:
     text: Tensor
     answer: Tensor
     context: Tensor
+
+    def to(self, move: Callable[[Tensor], Tensor]) -> Places:
+        return Places(move(self.text), move(self.answer), move(self.context))
 
 
 def places_of(kinds: Tensor, positions: Tensor, context: bool = False) -> Places:
@@ -86,6 +93,53 @@ def loss_sums(hidden: Tensor, ids: Tensor, places: Places, head: Head, teacher: 
     return torch.stack([kl, text, answer, hits])
 
 
+class _Frozen(Function):
+    """Sums over rows `index` of hidden [N, d] through a frozen head [V, d], and their gradient at once."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, index, target, theirs, chunk):
+        wants = ctx.needs_input_grad[0]
+        picked, target = hidden.index_select(0, index), target.index_select(0, index)
+        theirs = None if theirs is None else theirs.index_select(0, index)
+        found = torch.empty(3, len(index), device=hidden.device,
+                            dtype=torch.float64 if hidden.dtype == torch.float64 else torch.float32)
+        slope = torch.empty_like(picked) if wants else None
+        for at in range(0, len(index), chunk):
+            part = slice(at, at + chunk)
+            logits = picked[part] @ weight.T
+            other = None if theirs is None else theirs[part] @ weight.T
+            found[:, part] = kernels_for(hidden).divergence(logits, other, target[part], wants)
+            if wants:
+                torch.mm(logits, weight, out=slope[part])
+        if wants:
+            ctx.save_for_backward(index, slope)
+            ctx.rows, ctx.taught = len(hidden), theirs is not None
+        ctx.mark_non_differentiable(hits := found[2].sum())
+        return found[0].sum(), found[1].sum(), hits
+
+    @staticmethod
+    def backward(ctx, kl, entropy, _):
+        index, slope = ctx.saved_tensors
+        into = slope.new_zeros(ctx.rows, slope.shape[1])
+        into.index_copy_(0, index, slope * (kl if ctx.taught else entropy).to(slope.dtype))
+        return into, None, None, None, None, None
+
+
+def frozen_sums(hidden: Tensor, ids: Tensor, places: Places, weight: Tensor, teacher: Tensor | None = None,
+                chunk: int = 1024) -> Tensor:
+    """`loss_sums` where the head is a matrix without gradient, the teacher's too."""
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    target = F.pad(ids[:, 1:], (0, 1)).reshape(-1)
+    theirs = None if teacher is None else teacher.reshape(-1, teacher.shape[-1])
+    kl, text, _ = _Frozen.apply(flat, weight, places.text, target, theirs, chunk)
+    if theirs is not None:
+        text = text.detach()
+        if len(places.context):
+            kl = kl + _Frozen.apply(flat, weight, places.context, target, theirs, chunk)[0]
+    _, answer, hits = _Frozen.apply(flat, weight, places.answer, target, None, chunk)
+    return torch.stack([kl, text, answer, hits])
+
+
 @contextlib.contextmanager
 def adapters_off(model: nn.Module):
     """The base model, without adapters. PEFT's own switch also changes requires_grad, which sharding forbids."""
@@ -108,6 +162,7 @@ class Student(nn.Module):
         self.model = model
         self.chunk = chunk
         self._teacher = [teacher]  # in a list: not a part of this module
+        self._fused: list[Fused] = []
         self._no_split_modules = getattr(self.causal, "_no_split_modules", None)
 
     @property
@@ -127,10 +182,30 @@ class Student(nn.Module):
         head = causal.get_output_embeddings()
         return hidden, getattr(head, "base_layer", head)
 
-    def forward(self, ids: Tensor, positions: Tensor, places: Places, knobs: dict, teach: bool) -> Tensor:
+    def fuse(self, checkpointing: bool) -> None:
+        """Computes the model by `Fused` from now on; to be called where the weights are on their device."""
+        self._fused = [Fused(self.causal, checkpointing)]
+
+    def forward(self, ids: Tensor, positions: Tensor, places: Places, knobs: dict, teach: bool,
+                documents: Tensor | None = None) -> Tensor:
+        """`documents` int32 [D + 1], on the host: bounds of the documents of the whole batch as one row, where a row
+        has several."""
+        if self._fused:
+            return self._fused_sums(ids, positions, places, knobs, teach, documents)
         teacher = self._taught(ids, positions) if teach else (None, None)
         with override(self.causal, **knobs):
             hidden = self._hidden(self.causal, ids, positions)
         sums = loss_sums(hidden, ids, places, self.causal.get_output_embeddings(), *teacher, chunk=self.chunk)
         # Rows without a loss still reach every weight: processes that share gradients wait for all of them.
         return sums + 0.0 * hidden[:1, :1].float().sum() if torch.is_grad_enabled() else sums
+
+    def _fused_sums(self, ids: Tensor, positions: Tensor, places: Places, knobs: dict, teach: bool,
+                    documents: Tensor | None) -> Tensor:
+        fused, theirs = self._fused[0], None
+        if teach:
+            with torch.no_grad():
+                theirs = fused.hidden(ids, positions, documents, {"method": "dense", "positions": "token"}, False)
+        hidden = fused.hidden(ids, positions, documents, knobs, True)
+        weight = self.causal.get_output_embeddings().weight
+        with torch.autocast(ids.device.type, enabled=False):
+            return frozen_sums(hidden, ids, places, weight, theirs, self.chunk)

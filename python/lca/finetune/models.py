@@ -84,9 +84,37 @@ def student_make(config: Config, folder: pathlib.Path, bf16: bool) -> Student:
     if config.lora is not None:
         model = _adapted(model, config, bf16)
     student = Student(model, config.loss.chunk, teacher)
+    if config.init is not None:
+        weights_begin(student, pathlib.Path(config.init))
     if config.compile:
         _compile(student.causal.model.layers, "inductor" if config.compile is True else config.compile)
     return student
+
+
+def weights_begin(student: Student, path: pathlib.Path) -> None:
+    """Begins with the trained weights of an adapter's folder or of a checkpoint."""
+    from safetensors.torch import load_file
+    trained = {name: each for name, each in student.named_parameters() if each.requires_grad}
+    try:
+        if (path / "state.pt").exists():
+            found = torch.load(path / "state.pt", map_location="cpu", weights_only=True)["model"]
+        elif (path / "adapter_model.safetensors").exists():
+            found = {f"model.{name.removesuffix('.weight')}.default.weight": value
+                     for name, value in load_file(path / "adapter_model.safetensors").items()}
+        else:
+            raise ConfigError(f"init: {path} is neither an adapter nor a checkpoint")
+    except ConfigError:
+        raise
+    except Exception as error:  # torch and safetensors raise many kinds
+        raise ConfigError(f"init: {path} cannot be read: {_line(error)}") from None
+    for name, each in trained.items():
+        if name not in found or found[name].shape != each.shape:
+            raise ConfigError(f"init: {path} does not fit the model and its adapter: {name}")
+    if len(found) != len(trained):
+        raise ConfigError(f"init: {path} has weights that are not trained here")
+    with torch.no_grad():
+        for name, each in trained.items():
+            each.copy_(found[name])
 
 
 def _compile(layers: Any, backend: str) -> None:
@@ -122,9 +150,10 @@ def _adapted(model: Any, config: Config, bf16: bool) -> Any:
     return adapted
 
 
-def result_write(config: Config, student: torch.nn.Module, inner: Student, folder: pathlib.Path,
+def result_write(config: Config, student: torch.nn.Module, inner: Student, folder: pathlib.Path, stage: int,
                  main: bool) -> pathlib.Path:
-    """Writes OUT/adapter or OUT/model; to be called on all processes, the first one writes."""
+    """Writes OUT/adapter or OUT/model with a stage's settings; to be called on all processes, the first one writes."""
+    patch(inner.causal, **knobs_last(config.stages[stage]))
     weights = {name.removeprefix("model."): value for name, value in weights_gather(student).items()}
     target = pathlib.Path(config.output) / ("adapter" if config.lora else "model")
     if not main:

@@ -180,6 +180,22 @@ class Report:
         self.evaluations.close()
 
 
+def runs_table(configs: dict[str, Any]) -> None:
+    """runs.csv beside the folders of several runs: the last evaluation of each, so far."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["run", *EVALUATION_COLUMNS])
+    for name, config in configs.items():
+        path = pathlib.Path(config.output) / "evaluation.csv"
+        if path.exists():
+            with open(path, newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            for row in rows:
+                if row["step"] == rows[-1]["step"]:
+                    writer.writerow([name, *(row[column] for column in EVALUATION_COLUMNS)])
+    file_replace(pathlib.Path(next(iter(configs.values())).output).parent / "runs.csv", text.getvalue().encode())
+
+
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
