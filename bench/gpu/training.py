@@ -170,20 +170,26 @@ class Gqa:
 
 
 def flex_of(layer):
-    """FlexAttention, compiled, with LCA's mask over [representatives, tokens]."""
+    """FlexAttention, compiled, with LCA's mask over [representatives, tokens]; representatives fill whole blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     m, n = groups(layer.length), layer.length
+    room = -(-m // 128) * 128
 
     def sees(batch, head, query, key):
         held = torch.clamp((query + 1 - WINDOW) // GROUP, min=0)
-        token = key - m
-        return torch.where(key < m, key < held, (token <= query) & (token >= held * GROUP))
+        token = key - room
+        return torch.where(key < room, key < held, (token <= query) & (token >= held * GROUP))
 
-    mask = torch.compile(create_block_mask)(sees, None, None, n, m + n, device="cuda")
+    def filled(x):
+        return torch.cat([x[:, :, :m], x.new_zeros(*x.shape[:2], room - m, x.shape[3]), x[:, :, m:]], 2)
+
+    mask = torch.compile(create_block_mask)(sees, None, None, n, room + n, device="cuda")
     attend = torch.compile(flex_attention, dynamic=False)
 
     def run():
         q, k, v = layer.expanded()
+        if room > m:
+            k, v = filled(k), filled(v)
         return attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
 
     return run
