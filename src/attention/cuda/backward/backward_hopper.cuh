@@ -20,11 +20,12 @@ constexpr int producer_registers(int consumer) {
 
 // --- who waits for whom --------------------------------------------------------------------------
 // Everything that one thread writes to shared memory and another reads is ordered by an mbarrier.
-// What lanes read or wrote by themselves every lane gives away with an arrival of its own. After
-// __syncwarp one lane could speak for all, but racecheck takes an arrival for its own thread's
-// alone and reports a hazard with everything the other lanes did; the time is the same.
+// What lanes read by themselves every lane gives back with an arrival of its own. After __syncwarp
+// one lane could speak for all, but racecheck takes an arrival for its own thread's alone and
+// reports a hazard with everything the other lanes read; the time is the same.
 
-/// One lane arrives for its warp: gives away what only products have read.
+/// One lane arrives for its warp where products alone are concerned: they have read what is given
+/// back, or read next what lanes wrote.
 __device__ __forceinline__ void warp_arrive(Barrier& barrier) {
   __syncwarp();
   if ((threadIdx.x & 31) == 0) barrier.arrive();
@@ -106,7 +107,7 @@ class ClearNote {
   /// Consumers come here after their writes, which wgmma will read.
   __device__ __forceinline__ static void meet(std::int32_t note, Barrier& cleared) {
     async_proxy_fence();
-    cleared.arrive();
+    warp_arrive(cleared);
     cleared.wait(note >> 16);
   }
 

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
       shared.tile_full[i].init(1);
       shared.tile_empty[i].init(kConsumerThreads);
     }
-    shared.cleared.init(kConsumerThreads);
+    shared.cleared.init(kConsumerWarps);
     shared.queue.init(kConsumerThreads + 1);
     cutlass::arch::fence_barrier_init();
   }

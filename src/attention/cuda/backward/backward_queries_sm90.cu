@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
       shared.value_full[i].init(1);
       shared.value_empty[i].init(kConsumerWarps);
     }
-    shared.cleared.init(kConsumerThreads);
+    shared.cleared.init(kConsumerWarps);
     shared.queue.init(kConsumerThreads + (biased ? 33 : 1));
     cutlass::arch::fence_barrier_init();
   }
