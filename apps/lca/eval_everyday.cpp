@@ -187,6 +187,7 @@ void everyday_print_json(const EverydayJob& job, const Model& model,
               {"rows", rows},
               {"complete", job.complete},
               {"model", model.info().path},
+              {"device", model.info().device},
               {"settings", settings_json(session.settings)},
               {"seconds", job.seconds}});
 }

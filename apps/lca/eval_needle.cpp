@@ -296,6 +296,7 @@ void run(const NeedleFlags& flags) {
   report.options = options;
   report.settings = session.settings;
   report.model = model->info().path;
+  report.device = model->info().device;
   report.tokens_of_text = task.haystack().tokens();
   report.built_in = task.haystack().is_built_in();
   report.reused = measured.reused();

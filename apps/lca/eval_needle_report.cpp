@@ -51,6 +51,13 @@ std::string cell_text(const NeedleCell& cell) {
   return cell.is_inside() ? fmt::format("({})", share) : fmt::format("[{}]", share);
 }
 
+std::string plot_note(const Settings& settings) {
+  const std::string method = settings_json(settings)["method"];
+  if (settings.method == MethodKind::dense) return "method " + method;
+  return fmt::format("method {}, group {}, window {}, sink {}", method, settings.group,
+                     settings.window, settings.sink);
+}
+
 template <typename Visit>
 void maps_visit(const NeedleReport& report, const Visit& visit) {
   for (const std::int64_t keys : report.options.keys) {
@@ -129,6 +136,7 @@ void needle_print_json(const NeedleReport& report) {
               {"text_tokens", report.tokens_of_text},
               {"built_in_text", report.built_in},
               {"model", report.model},
+              {"device", report.device},
               {"settings", settings_json(report.settings)},
               {"reused_samples", report.reused},
               {"seconds", report.seconds},
@@ -160,11 +168,10 @@ void needle_plot(const NeedleReport& report, const std::string& path) {
     }
     maps.push_back(std::move(map));
   });
-  const Settings& first = report.settings.front();
-  const std::string svg = plot_heat_svg("Numbers found in a long text",
-                                        fmt::format("{}; framed: exact when the reply begins",
-                                                    settings_line(std::vector<Settings>{first})),
-                                        "tokens", "depth", maps);
+  const std::string svg =
+      plot_heat_svg("Numbers found in a long text",
+                    plot_note(report.settings.front()) + "; framed: exact when the reply begins",
+                    "tokens", "depth", maps);
   FileWriter writer(path);
   writer.write(std::as_bytes(std::span(svg)));
   writer.commit();

@@ -13,7 +13,7 @@ struct NeedleReport {
   std::vector<eval::NeedleRow> rows;
   eval::NeedleOptions options;
   std::vector<Settings> settings;
-  std::string model;
+  std::string model, device;
   std::int64_t tokens_of_text = 0;
   bool built_in = false;
   std::int64_t reused = 0;  ///< samples from a results file

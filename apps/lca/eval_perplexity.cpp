@@ -206,6 +206,7 @@ void print_report_json(const PerplexityJob& job, const Model& model,
   report.update(
       {{"complete", job.complete},
        {"model", info.path},
+       {"device", info.device},
        {"context", info.context},
        {"longest_in_range", longest_in_range_json(info.context, session.settings)},
        {"settings", settings_json(session.settings)},

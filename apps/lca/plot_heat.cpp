@@ -107,7 +107,8 @@ std::string plot_heat_svg(const std::string& title, const std::string& note,
     width += kHeatLeft + static_cast<double>(map.columns.size()) * kCellWidth + kHeatGap;
     rows = std::max(rows, map.rows.size());
   }
-  width = std::max(width, 520.0);
+  constexpr double kCharacter = 6.6;  // of the note, about
+  width = std::max(width, 48 + kCharacter * static_cast<double>(note.size()));
   const double height = kHeatTop + static_cast<double>(rows) * kCellHeight + kHeatBottom;
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" "
