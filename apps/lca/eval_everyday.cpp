@@ -19,7 +19,6 @@
 #include <cmath>
 #include <map>
 #include <memory>
-#include <set>
 
 namespace lca::cli {
 namespace {
