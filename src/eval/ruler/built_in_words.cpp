@@ -1,5 +1,5 @@
-/// Common words for RULER's tasks where no lists are given. All are also in the lists that RULER uses,
-/// and so none is among the words of planted training tasks (python/lca/data/words.py).
+/// Common words for RULER's tasks where no lists are given. All are also in the lists that RULER
+/// uses, and so none is among the words of planted training tasks (python/lca/data/words.py).
 
 #include "eval/ruler/words.h"
 
@@ -8,7 +8,7 @@
 namespace lca::eval {
 namespace {
 
-constexpr std::string_view kNouns =
+constexpr std::string_view kRulerNouns =
     "account acorn actor address advice afternoon agency airport album alley almond amount "
     "analysis angle animal ankle answer ant apartment apple apricot apron arch area arena "
     "argument arm army arrow art article artist attic aunt author autumn avenue avocado baby "
@@ -104,7 +104,7 @@ constexpr std::string_view kNouns =
     "winter wire wish wolf woman wonder wood wool word work worker world worm wound wrench "
     "wrist writer writing yak yard yarn year youth zebra zipper zoo";
 
-constexpr std::string_view kAdjectives =
+constexpr std::string_view kRulerAdjectives =
     "absent absurd adorable afraid aggressive agreeable alert alive amused ancient angry "
     "annoyed anxious ashamed attractive average awake awful bad bashful beautiful better big "
     "bitter black blue boiling bored boring brave brief bright broad broken brown bumpy busy "
@@ -132,7 +132,7 @@ constexpr std::string_view kAdjectives =
     "tricky ugly unusual upset vast victorious vivacious wandering warm weak wealthy weary wet "
     "wicked wide wild wise witty wonderful wooden worried wrong young yummy zealous";
 
-constexpr std::string_view kVerbs =
+constexpr std::string_view kRulerVerbs =
     "accept achieve act add admire admit advise agree allow appear approve argue arrive ask "
     "attach attack attempt avoid bake bathe battle beg begin behave bend bite bless blink blow "
     "blush boil borrow bounce bow breathe bring build burn buy calculate call care carry carve "
@@ -175,7 +175,7 @@ constexpr std::string_view kVerbs =
     "welcome whine whip whirl whisper whistle win wink wipe wish wobble wonder work worry wrap "
     "wreck wrestle write yawn yell zoom";
 
-std::vector<std::string> words_split(std::string_view text) {
+std::vector<std::string> ruler_words_split(std::string_view text) {
   std::vector<std::string> words;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find(' ', at), text.size());
@@ -188,7 +188,11 @@ std::vector<std::string> words_split(std::string_view text) {
 }  // namespace
 
 WordLists words_built_in() {
-  return {words_split(kNouns), words_split(kAdjectives), words_split(kVerbs), {}, true};
+  return {ruler_words_split(kRulerNouns),
+          ruler_words_split(kRulerAdjectives),
+          ruler_words_split(kRulerVerbs),
+          {},
+          true};
 }
 
 }  // namespace lca::eval
