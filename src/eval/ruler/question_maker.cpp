@@ -65,7 +65,7 @@ class QuestionMaker final : public RulerMaker {
   }
 
   std::optional<RulerSample> draw(std::size_t index, std::int64_t units) {
-    const Question& question = set_->questions[index];
+    const QaItem& question = set_->questions[index];
     const auto count = static_cast<std::size_t>(units);
     std::vector<std::size_t> chosen = question.documents;
     if (count >= set_->documents.size()) {

@@ -69,8 +69,7 @@ QuestionSet squad_load(const std::filesystem::path& path) {
     for (const QuestionJson& paragraph : article["paragraphs"]) {
       const std::size_t own = all[at++];
       for (const QuestionJson& each : json_list(paragraph, "qas", where)) {
-        Question question{
-            json_text(each, "question", where), squad_answers(each, where), {own}, {}};
+        QaItem question{json_text(each, "question", where), squad_answers(each, where), {own}, {}};
         if (question.answers.empty()) continue;
         std::ranges::copy_if(all, std::back_inserter(question.related),
                              [&](std::size_t other) { return other != own; });
@@ -94,8 +93,7 @@ QuestionSet hotpotqa_load(const std::filesystem::path& path) {
   }
   documents_sort(set.documents);
   for (const QuestionJson& each : file) {
-    Question question{
-        json_text(each, "question", where), {json_text(each, "answer", where)}, {}, {}};
+    QaItem question{json_text(each, "question", where), {json_text(each, "answer", where)}, {}, {}};
     for (const QuestionJson& entry : each["context"]) {
       question.documents.push_back(document_index(set, hotpotqa_document(entry, where)));
     }

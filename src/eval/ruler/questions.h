@@ -8,7 +8,7 @@
 
 namespace lca::eval {
 
-struct Question {
+struct QaItem {
   std::string text;
   std::vector<std::string> answers;    ///< any of them counts
   std::vector<std::size_t> documents;  ///< that hold the answer
@@ -18,7 +18,7 @@ struct Question {
 /// Questions, and all documents in sorted order, each once.
 struct QuestionSet {
   std::vector<std::string> documents;
-  std::vector<Question> questions;
+  std::vector<QaItem> questions;
 };
 
 /// A file of SQuAD 1.1 or 2.0; questions without an answer are left out. Throws Error naming what
