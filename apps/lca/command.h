@@ -20,6 +20,8 @@ Command op_backward_command(CLI::App& parent);
 Command bench_attention_command(CLI::App& parent);
 Command bench_model_command(CLI::App& parent);
 Command bench_experts_command(CLI::App& parent);
+Command eval_everyday_command(CLI::App& parent);
+Command eval_needle_command(CLI::App& parent);
 Command eval_perplexity_command(CLI::App& parent);
 Command run_command(CLI::App& parent);
 Command chat_command(CLI::App& parent);

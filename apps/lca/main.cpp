@@ -107,7 +107,11 @@ struct Program {
         "Examples:\n"
         "  lca eval perplexity smollm2 --file book.txt --length 8K\n"
         "  lca eval perplexity smollm2 --file book.txt --length 8K --method dense --json\n"
-        "More: lca eval perplexity --help");
+        "  lca eval needle smollm2 --text essays.txt --lengths 4K,8K --plot needle.svg\n"
+        "  lca eval everyday smollm2 --adapter path/to/adapter\n"
+        "More: lca eval needle --help, lca eval perplexity --help, lca eval everyday --help");
+    commands.push_back(eval_everyday_command(*eval));
+    commands.push_back(eval_needle_command(*eval));
     commands.push_back(eval_perplexity_command(*eval));
 
     CLI::App* op = app.add_subcommand("op", "Run one operator on tensors from a file");

@@ -135,6 +135,12 @@ std::int64_t ModelFlags::chunk() const {
 }
 
 std::shared_ptr<const Model> ModelFlags::load() const {
+  return load_with(adapter_parse(adapter_.text));
+}
+
+std::shared_ptr<const Model> ModelFlags::load_base() const { return load_with(""); }
+
+std::shared_ptr<const Model> ModelFlags::load_with(const std::string& adapter) const {
   ModelOptions options;
   if (random_.given()) {
     options.random = random_.text;
@@ -143,7 +149,7 @@ std::shared_ptr<const Model> ModelFlags::load() const {
     options.path = path().string();
   }
   options.groups = groups();
-  options.adapter = adapter_parse(adapter_.text);
+  options.adapter = adapter;
   options.precision = precision();
   options.weights = weights_.read();
   options.device = where_.device.text;

@@ -65,11 +65,14 @@ class ModelFlags {
   int threads() const { return common_.threads(); }
   /// Loads it, with progress on standard error.
   std::shared_ptr<const Model> load() const;
+  /// The same without an adapter.
+  std::shared_ptr<const Model> load_base() const;
   /// The model's own settings with the flags applied.
   SessionOptions session_options(const Model& model) const;
 
  private:
   void add_common(CLI::App& app, const std::string& precision, KnobFlags::MethodFlag method_flag);
+  std::shared_ptr<const Model> load_with(const std::string& adapter) const;
   Precision precision() const;
   std::int64_t chunk() const;
   GroupStorage groups() const;
