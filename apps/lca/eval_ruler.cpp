@@ -214,8 +214,9 @@ std::unique_ptr<eval::RulerPrompts> prompts_prepare(const RulerFlags& flags,
       static_cast<std::uint32_t>(count_parse("--seed", flags.seed.text, 0, kLargestSeed));
   RulerTexts texts = texts_load(flags);
   plan.options.sources = std::move(texts.sources);
-  plan.options.measure.prompt = [&chat](const eval::RulerSample& sample) {
-    return std::ssize(chat.encode(sample.input, sample.prefix));
+  plan.options.measure.prompt = [&chat](eval::RulerSample& sample) {
+    sample.ids = chat.encode(sample.input, sample.prefix);
+    return std::ssize(sample.ids);
   };
   plan.options.measure.text = [&chat](const std::string& text) {
     return std::ssize(chat.tokenizer().encode(text, {false, false}));

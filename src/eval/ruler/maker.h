@@ -21,7 +21,8 @@ struct RulerSample {
   std::string input;   ///< what the user says
   std::string prefix;  ///< what the reply begins with; what follows it is scored
   std::vector<std::string> outputs;
-  std::int64_t tokens = 0;  ///< of the whole prompt
+  std::int64_t tokens = 0;        ///< of the whole prompt
+  std::vector<std::int32_t> ids;  ///< of the prompt, where counting it gave them
 };
 
 /// Where texts come from; null: there is none, and tasks that need it are skipped.
@@ -34,8 +35,8 @@ struct RulerSources {
 
 /// How texts are counted in tokens.
 struct RulerMeasure {
-  /// A prompt as the model reads it, with what its chat format adds.
-  std::function<std::int64_t(const RulerSample&)> prompt;
+  /// A prompt as the model reads it, with what its chat format adds; may set its `ids`.
+  std::function<std::int64_t(RulerSample&)> prompt;
   /// A text by itself.
   std::function<std::int64_t(const std::string&)> text;
 };

@@ -36,7 +36,7 @@ class NeedleMaker final : public RulerMaker {
       throw RulerSkip("no essays were given");
     }
     increment_ = task_.haystack == RulerHaystack::essay ? 500 : options_.length < 4096 ? 5 : 25;
-    const RulerSample first = draw(increment_).value_or(RulerSample{});
+    RulerSample first = draw(increment_).value_or(RulerSample{});
     const double tokens_per_unit =
         static_cast<double>(options_.measure.prompt(first)) / static_cast<double>(increment_);
     const auto estimate =

@@ -28,7 +28,7 @@ class QuestionMaker final : public RulerMaker {
     if (set_ == nullptr) {
       throw RulerSkip(fmt::format("no file of {} was given", squad ? "SQuAD" : "HotpotQA"));
     }
-    const std::optional<RulerSample> first = draw(0, kDocumentIncrement);
+    std::optional<RulerSample> first = draw(0, kDocumentIncrement);
     std::int64_t upper = kDocumentIncrement * 2;
     if (first) {
       const double per_document = static_cast<double>(options_.measure.prompt(*first)) /

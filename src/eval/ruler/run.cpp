@@ -4,6 +4,8 @@
 #include "core/text.h"
 #include "eval/ruler/score.h"
 
+#include <optional>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -43,13 +45,37 @@ std::vector<std::size_t> RulerRun::left() const {
   return which;
 }
 
-EvalPrompt RulerRun::make(std::size_t index) {
+RulerRun::Made RulerRun::make_now(std::size_t index) {
   RulerPrompt prompt = prompts_.at(index);
-  EvalPrompt made{chat_.encode(prompt.sample.input, prompt.sample.prefix), prompt.max_tokens};
-  asked_.insert_or_assign(index,
-                          Asked{text_hash(prompt.sample.input + prompt.sample.prefix),
-                                std::move(prompt.sample.outputs), prompt.score, prompt.index});
-  return made;
+  RulerSample& sample = prompt.sample;
+  if (sample.ids.empty()) sample.ids = chat_.encode(sample.input, sample.prefix);
+  return {{std::move(sample.ids), prompt.max_tokens},
+          {text_hash(sample.input + sample.prefix), std::move(sample.outputs), prompt.score,
+           prompt.index}};
+}
+
+void RulerRun::make_ahead(std::size_t after) {
+  ahead_index_ = after + 1;
+  while (ahead_index_ < missing_.size() && !missing_[ahead_index_]) ++ahead_index_;
+  if (ahead_index_ == missing_.size()) return;
+  try {
+    ahead_ =
+        std::async(std::launch::async, [this, index = ahead_index_] { return make_now(index); });
+  } catch (const std::system_error&) {
+    // Without a thread it is made when it is asked for.
+  }
+}
+
+EvalPrompt RulerRun::make(std::size_t index) {
+  std::optional<Made> made;
+  if (ahead_.valid()) {
+    made = ahead_.get();
+    if (ahead_index_ != index) made.reset();
+  }
+  if (!made) made = make_now(index);
+  make_ahead(index);
+  asked_.insert_or_assign(index, std::move(made->asked));
+  return std::move(made->prompt);
 }
 
 void RulerRun::done(std::size_t index, const EvalReply& reply) {

@@ -7,6 +7,7 @@
 #include "eval/runner.h"
 
 #include <cstddef>
+#include <future>
 #include <map>
 #include <string>
 #include <vector>
@@ -25,6 +26,7 @@ class RulerRun {
 
   /// Prompts without a reply, in their order.
   std::vector<std::size_t> left() const;
+  /// A prompt; the one after it is then made in another thread. Call it in the order of `left`.
   EvalPrompt make(std::size_t index);
   void done(std::size_t index, const EvalReply& reply);
 
@@ -40,6 +42,13 @@ class RulerRun {
     std::size_t sample = 0;
   };
 
+  struct Made {
+    EvalPrompt prompt;
+    Asked asked;
+  };
+  Made make_now(std::size_t index);
+  void make_ahead(std::size_t after);
+
   RulerPrompts& prompts_;
   const ChatPrompt& chat_;
   RulerScores scores_;
@@ -47,6 +56,8 @@ class RulerRun {
   std::map<std::size_t, Asked> asked_;
   ResultsFile* results_ = nullptr;
   std::size_t reused_ = 0;
+  std::size_t ahead_index_ = 0;
+  std::future<Made> ahead_;  // the last member: it ends before what it uses
 };
 
 }  // namespace lca::eval

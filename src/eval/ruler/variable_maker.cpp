@@ -42,7 +42,7 @@ class VariableMaker final : public RulerMaker {
     units_ = search(
         increment_, options_.length,
         [&](std::int64_t units) -> std::int64_t {
-          const std::optional<RulerSample> sample = draw(units, false);
+          std::optional<RulerSample> sample = draw(units, false);
           return sample ? options_.measure.prompt(*sample) + example_tokens + task_.max_tokens : 0;
         },
         example_tokens + task_.max_tokens);

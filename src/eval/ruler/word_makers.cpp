@@ -79,7 +79,8 @@ class CommonWordMaker final : public RulerMaker {
     };
     if (most < static_cast<std::int64_t>(example_words())) throw too_few("more than");
     const std::int64_t first = std::min<std::int64_t>(4096, most);
-    const auto tokens = static_cast<double>(options_.measure.prompt(draw(first)));
+    RulerSample tried = draw(first);
+    const auto tokens = static_cast<double>(options_.measure.prompt(tried));
     // Python's max_seq_length // tokens_per_word of two floats.
     const double per_word = tokens / static_cast<double>(first);
     const auto length = static_cast<double>(options_.length);

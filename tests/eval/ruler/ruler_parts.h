@@ -30,7 +30,7 @@ inline std::int64_t rule_tokens(std::string_view text) {
 }
 
 inline eval::RulerMeasure rule_measure() {
-  return {[](const eval::RulerSample& sample) { return rule_tokens(sample.input + sample.prefix); },
+  return {[](eval::RulerSample& sample) { return rule_tokens(sample.input + sample.prefix); },
           [](const std::string& text) { return rule_tokens(text); }};
 }
 

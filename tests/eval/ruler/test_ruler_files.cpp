@@ -9,7 +9,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
+#include <set>
+#include <sstream>
 
 namespace lca::test {
 namespace {
@@ -67,6 +68,23 @@ TEST(RulerWords, KeysAreInTheOrderOfPythonsSortedSet) {
   const eval::KeyWords keys(lists);
   ASSERT_EQ(keys.size(), wanted.size());
   for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_EQ(keys.at(i), wanted[i]);
+}
+
+TEST(RulerWords, NoneOfTheBuiltInOnesIsAWordOfTraining) {
+  const std::string source =
+      read_file(std::filesystem::path(LCA_SOURCE_DIR) / "python" / "lca" / "data" / "words.py");
+  const std::size_t begin = source.find("WORDS = \"\"\""),
+                    end = source.find("\"\"\".split()", begin);
+  ASSERT_NE(end, std::string::npos);
+  std::istringstream words(source.substr(begin + 12, end - begin - 12));
+  std::set<std::string> training;
+  for (std::string word; words >> word;) training.insert(word);
+  ASSERT_GT(training.size(), 300u);
+  const eval::WordLists lists = eval::words_built_in();
+  for (const auto* list : {&lists.nouns, &lists.adjectives, &lists.verbs}) {
+    EXPECT_GT(list->size(), 300u);
+    for (const std::string& word : *list) EXPECT_FALSE(training.contains(word)) << word;
+  }
 }
 
 TEST(RulerWords, ListsComeFromAFolder) {

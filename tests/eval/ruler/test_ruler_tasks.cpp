@@ -209,7 +209,7 @@ class RulerLengths : public ::testing::TestWithParam<const char*> {
 
 TEST_P(RulerLengths, NoPromptIsLongerThanTheRuleAllowsNorMuchShorter) {
   RulerMakerOptions options = task_options(2048);
-  options.measure.prompt = [&](const RulerSample& sample) {
+  options.measure.prompt = [&](RulerSample& sample) {
     return std::ssize(chat_->encode(sample.input, sample.prefix));
   };
   options.measure.text = [&](const std::string& text) {
