@@ -1,6 +1,7 @@
 /// `lca eval needle`: whether a model finds numbers in long texts, by length and depth.
 
 #include "command.h"
+#include "core/context_state.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/text.h"
@@ -264,13 +265,11 @@ void run(const NeedleFlags& flags) {
   const std::int64_t longest = std::ranges::max(options.lengths);
   session_require(*model, session, longest, context.threads(),
                   fmt::format("prompts of {} tokens", longest));
-  ContextWarning warning(model->info(), session.settings);
-  warning.check(longest);
 
   std::vector<std::string> contents;
   for (const TextsFlag::Text& text : texts) contents.push_back(text.text);
   const eval::NeedleTask task(model->tokenizer(), chat_template(*model, flags.chat_format),
-                              contents, options);
+                              contents, options, &context.state().pool);
   Json fingerprint = run_fingerprint("needle", *model, session);
   fingerprint["texts"] = texts.empty() ? "built-in" : texts_fingerprint(texts);
   fingerprint["seed"] = options.seed;
@@ -283,6 +282,8 @@ void run(const NeedleFlags& flags) {
 
   NeedleRun measured(task, session);
   if (results) measured.take_up(*results);
+  ContextWarning warning(model->info(), session.settings);
+  warning.check(longest);
   if (flags.dump.given()) dump_write(flags.dump.text, task, model->tokenizer(), session);
   const Stopwatch watch;
   const bool complete = replies_shown(

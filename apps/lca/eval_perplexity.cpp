@@ -1,6 +1,7 @@
 /// `lca eval perplexity`: how well a model predicts texts.
 
 #include "command.h"
+#include "core/context_state.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "eval/perplexity.h"
@@ -252,16 +253,20 @@ void print_report(const PerplexityJob& job, const Model& model, const SessionOpt
 
 /// Encodes the documents and lays windows over them.
 PerplexityJob job_make(const EvalFlags& flags, const std::vector<TextsFlag::Text>& texts,
-                       const Model& model, std::int64_t length, std::int64_t stride,
-                       std::int64_t most) {
+                       const Model& model, Context& context, std::int64_t length,
+                       std::int64_t stride, std::int64_t most) {
   PerplexityJob job;
   job.length = length;
+  job.documents.resize(texts.size());
+  context.state().pool.run(std::ssize(texts), [&](std::int64_t task, int) {
+    const auto i = static_cast<std::size_t>(task);
+    job.documents[i] = model.tokenizer().encode(texts[i].text);
+  });
   std::vector<std::int64_t> sizes;
-  for (const TextsFlag::Text& text : texts) {
-    job.names.push_back(text.path);
-    job.documents.push_back(model.tokenizer().encode(text.text));
-    check_ids(job.documents.back(), model.info());
-    sizes.push_back(std::ssize(job.documents.back()));
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    job.names.push_back(texts[i].path);
+    check_ids(job.documents[i], model.info());
+    sizes.push_back(std::ssize(job.documents[i]));
   }
   job.windows = eval::text_windows(sizes, length, stride, most);
   std::size_t shorter = 0;
@@ -277,7 +282,6 @@ PerplexityJob job_make(const EvalFlags& flags, const std::vector<TextsFlag::Text
         fmt::format("{} of {} documents hold fewer than {} tokens and are left "
                     "out",
                     shorter, sizes.size(), length));
-    print_note("lca: warning: " + job.warnings.back());
   }
   job.ranges = eval::position_ranges(ranges_parse(flags.ranges), length);
   return job;
@@ -300,14 +304,11 @@ void run(const EvalFlags& flags) {
   const std::vector<std::int64_t> ends = ranges_parse(flags.ranges);
   const std::shared_ptr<const Model> model = flags.model.load();
   const std::vector<TextsFlag::Text> texts = flags.files.read();
-  PerplexityJob job = job_make(flags, texts, *model, length, stride, most);
-  const SessionOptions session = flags.model.session_options(*model);
   Context context(flags.model.threads());
+  PerplexityJob job = job_make(flags, texts, *model, context, length, stride, most);
+  const SessionOptions session = flags.model.session_options(*model);
   session_require(*model, session, length, context.threads(),
                   fmt::format("a text of {} tokens", length));
-  ContextWarning warning(model->info(), session.settings, "its predictions may be far off");
-  warning.check(length);
-  job.warnings.insert(job.warnings.end(), warning.given().begin(), warning.given().end());
 
   Json fingerprint = run_fingerprint("perplexity", *model, session);
   fingerprint.update({{"texts", texts_fingerprint(texts)},
@@ -316,6 +317,10 @@ void run(const EvalFlags& flags) {
                       {"ranges", ends}});
   const std::unique_ptr<eval::ResultsFile> results = results_open(flags.results, fingerprint);
   if (results) windows_take_up(job, *results);
+  for (const std::string& text : job.warnings) print_note("lca: warning: " + text);
+  ContextWarning warning(model->info(), session.settings, "its predictions may be far off");
+  warning.check(length);
+  job.warnings.insert(job.warnings.end(), warning.given().begin(), warning.given().end());
   windows_measure(job, model, context, session, results.get());
   if (!job.scores.empty() && flags.json) {
     print_report_json(job, *model, session);

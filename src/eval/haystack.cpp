@@ -16,13 +16,13 @@ constexpr std::int64_t kNear = 96;
 /// Fewer are no text.
 constexpr std::size_t kFewestTokens = 16;
 
-bool is_blank(char c) {
+bool hay_blank(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == '\v' || c == '\f';
 }
 
 /// Whether a sentence ends with these bytes: a full stop, question or exclamation mark, and maybe
 /// closing quotes or brackets.
-bool sentence_ends(std::string_view bytes) {
+bool hay_sentence_ends(std::string_view bytes) {
   constexpr std::string_view kClosing[] = {"\"", "'", ")", "]", "*", "_", "\u201d", "\u2019"};
   for (bool stripped = true; stripped;) {
     stripped = false;
@@ -47,7 +47,7 @@ std::string text_squeezed(std::string_view text) {
   squeezed.reserve(text.size());
   bool blank = false;
   for (const char c : text) {
-    if (is_blank(c)) {
+    if (hay_blank(c)) {
       blank = true;
       continue;
     }
@@ -58,10 +58,23 @@ std::string text_squeezed(std::string_view text) {
   return squeezed;
 }
 
-Haystack::Haystack(const ChatPrompt& prompt, std::span<const std::string> texts)
+Haystack::Haystack(const ChatPrompt& prompt, std::span<const std::string> texts, ThreadPool* pool)
     : prompt_(prompt), built_in_(texts.empty()) {
-  for (const std::string& text : texts) text_add(text);
-  if (built_in_) text_add(std::string(haystack_noise()));
+  const std::string noise(haystack_noise());
+  if (built_in_) texts = {&noise, 1};
+  std::vector<std::vector<std::int32_t>> encoded(texts.size());
+  const auto encode = [&](std::int64_t task, int) {
+    const auto i = static_cast<std::size_t>(task);
+    const std::string squeezed = text_squeezed(texts[i]);
+    // As it is after another sentence, so that texts can be joined and facts put before them.
+    if (!squeezed.empty()) encoded[i] = prompt_.encode_inside(" " + squeezed);
+  };
+  if (pool != nullptr) {
+    pool->run(std::ssize(texts), encode);
+  } else {
+    for (std::int64_t i = 0; i < std::ssize(texts); ++i) encode(i, 0);
+  }
+  for (const std::vector<std::int32_t>& ids : encoded) text_add(ids);
   if (ids_.size() < kFewestTokens) {
     fail_input(
         "the texts hold {} tokens, too few to hide something among them; at least {} are "
@@ -73,12 +86,9 @@ Haystack::Haystack(const ChatPrompt& prompt, std::span<const std::string> texts)
   }
 }
 
-void Haystack::text_add(const std::string& text) {
-  const std::string squeezed = text_squeezed(text);
-  if (squeezed.empty()) return;
+void Haystack::text_add(const std::vector<std::int32_t>& ids) {
+  if (ids.empty()) return;
   begins_.push_back(tokens());
-  // As it is after another sentence, so that texts can be joined and facts put before them.
-  const std::vector<std::int32_t> ids = prompt_.encode_inside(" " + squeezed);
   std::string last;  // bytes before the token
   for (const std::int32_t id : ids) {
     const std::string_view bytes = prompt_.tokenizer().bytes(id);
@@ -86,7 +96,7 @@ void Haystack::text_add(const std::string& text) {
     if (last.empty()) {
       cut = kSentence;
     } else if (bytes.starts_with(' ')) {
-      cut = sentence_ends(last) ? kSentence : kWord;
+      cut = hay_sentence_ends(last) ? kSentence : kWord;
     }
     cuts_.push_back(cut);
     last += bytes;
@@ -164,7 +174,7 @@ HaystackPiece Haystack::piece(std::int64_t tokens, std::span<const HaystackFact>
   const FirstWord word = first_word(first);
   own = std::max<std::int64_t>(1, own - std::max<std::int64_t>(0, word.longer() - kSpare));
   // It ends with a sentence where one ends in the last tokens, else with a word.
-  for (std::int64_t less = 0; less < std::min(own / 32, kNear); ++less) {
+  for (std::int64_t less = 0; less < std::min(own / 8, kNear); ++less) {
     if (cuts_[at(first + own - less)] != kSentence) continue;
     own -= less;
     break;

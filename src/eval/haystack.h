@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/threads.h"
 #include "eval/chat_prompt.h"
 #include "eval/draw.h"
 
@@ -29,8 +30,9 @@ struct HaystackPiece {
 class Haystack {
  public:
   /// White space of every text becomes single spaces. No text: short sentences that repeat. Throws
-  /// Error (bad input) where the texts hold almost nothing.
-  Haystack(const ChatPrompt& prompt, std::span<const std::string> texts);
+  /// Error (bad input) where the texts hold almost nothing. `pool`: threads that encode them.
+  Haystack(const ChatPrompt& prompt, std::span<const std::string> texts,
+           ThreadPool* pool = nullptr);
 
   /// At most `tokens` tokens that begin and, where one is near, end with a sentence, the facts
   /// among them. They come from text number `text` (modulo their number), at a place that `draw`
@@ -56,7 +58,7 @@ class Haystack {
   std::int64_t start(std::int64_t tokens, std::uint64_t text, Draw& draw) const;
   std::size_t at(std::int64_t place) const;
   std::int64_t cut_near(std::int64_t first, std::int64_t count, std::int64_t wanted) const;
-  void text_add(const std::string& text);
+  void text_add(const std::vector<std::int32_t>& ids);
 
   ChatPrompt prompt_;
   std::vector<std::int32_t> ids_;     // of all texts, one after another

@@ -5,7 +5,7 @@
 namespace lca::eval {
 namespace {
 
-constexpr std::array<std::string_view, 120> kAdjectives = {
+constexpr std::array<std::string_view, 120> kKeyAdjectives = {
     "able",   "amber",  "ancient", "annual", "awake",   "basic",  "bitter",  "blank",  "bold",
     "brave",  "brief",  "bright",  "broad",  "busy",    "calm",   "careful", "cheap",  "cheerful",
     "clean",  "clever", "cloudy",  "cold",   "common",  "crisp",  "curious", "curly",  "daily",
@@ -21,7 +21,7 @@ constexpr std::array<std::string_view, 120> kAdjectives = {
     "sharp",  "shiny",  "silent",  "simple", "sleepy",  "slow",   "smooth",  "solid",  "strange",
     "sweet",  "tidy",   "young"};
 
-constexpr std::array<std::string_view, 160> kNouns = {
+constexpr std::array<std::string_view, 160> kKeyNouns = {
     "actor",    "airport", "album",    "apple",    "apron",    "artist",  "atlas",    "autumn",
     "badge",    "bakery",  "balcony",  "banana",   "banjo",    "bar",     "barrel",   "battery",
     "beach",    "bicycle", "biscuit",  "blanket",  "blossom",  "board",   "bottle",   "bowl",
@@ -45,13 +45,13 @@ constexpr std::array<std::string_view, 160> kNouns = {
 
 }  // namespace
 
-std::span<const std::string_view> key_adjectives() { return kAdjectives; }
-std::span<const std::string_view> key_nouns() { return kNouns; }
+std::span<const std::string_view> key_adjectives() { return kKeyAdjectives; }
+std::span<const std::string_view> key_nouns() { return kKeyNouns; }
 
 std::string key_draw(Draw& draw) {
-  std::string key(kAdjectives[draw.below(kAdjectives.size())]);
+  std::string key(kKeyAdjectives[draw.below(kKeyAdjectives.size())]);
   key += '-';
-  return key += kNouns[draw.below(kNouns.size())];
+  return key += kKeyNouns[draw.below(kKeyNouns.size())];
 }
 
 }  // namespace lca::eval

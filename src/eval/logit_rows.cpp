@@ -30,14 +30,24 @@ using LogitTag = hn::ScalableTag<float>;
 /// Values whose float32 sum is added to the double one.
 constexpr std::int64_t kLogitBlock = 1024;
 
+/// The maximum; NaN where a value is NaN, which Max and Exp may pass over.
 float LogitMost(const float* x, std::int64_t count) {
   const LogitTag d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   auto most = hn::Set(d, -std::numeric_limits<float>::infinity());
+  auto numbers = hn::Eq(most, most);
   std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) most = hn::Max(most, hn::LoadU(d, x + i));
+  for (; i + lanes <= count; i += lanes) {
+    const auto value = hn::LoadU(d, x + i);
+    numbers = hn::And(numbers, hn::Eq(value, value));
+    most = hn::Max(most, value);
+  }
+  if (!hn::AllTrue(d, numbers)) return std::numeric_limits<float>::quiet_NaN();
   float result = hn::GetLane(hn::MaxOfLanes(d, most));
-  for (; i < count; ++i) result = std::max(result, x[i]);
+  for (; i < count; ++i) {
+    if (std::isnan(x[i])) return x[i];
+    result = std::max(result, x[i]);
+  }
   return result;
 }
 
@@ -82,7 +92,7 @@ HWY_EXPORT(LogitSums);
 
 namespace {
 
-/// The largest value. NaN where it is not finite: Max may pass over a NaN, the sum does not.
+/// The largest value; NaN where it is not finite.
 double logit_most(std::span<const float> row) {
   const float most =
       HWY_DYNAMIC_DISPATCH(LogitMost)(row.data(), static_cast<std::int64_t>(row.size()));

@@ -105,8 +105,10 @@ void NeedleOptions::validate() const {
 }
 
 NeedleTask::NeedleTask(const Tokenizer& tokenizer, ChatTemplate chat,
-                       std::span<const std::string> texts, NeedleOptions options)
-    : options_(std::move(options)), prompt_(tokenizer, std::move(chat)), haystack_(prompt_, texts) {
+                       std::span<const std::string> texts, NeedleOptions options, ThreadPool* pool)
+    : options_(std::move(options)),
+      prompt_(tokenizer, std::move(chat)),
+      haystack_(prompt_, texts, pool) {
   options_.validate();
 }
 

@@ -66,8 +66,9 @@ struct NeedlePrompt {
 /// Makes the prompts. Immutable and thread-safe.
 class NeedleTask {
  public:
+  /// `pool`: threads that encode the texts.
   NeedleTask(const Tokenizer& tokenizer, ChatTemplate chat, std::span<const std::string> texts,
-             NeedleOptions options);
+             NeedleOptions options, ThreadPool* pool = nullptr);
 
   const NeedleOptions& options() const { return options_; }
   const Haystack& haystack() const { return haystack_; }

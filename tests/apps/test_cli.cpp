@@ -33,6 +33,8 @@ const std::vector<Words>& commands() {
                                          {"tokenize"},
                                          {"logits"},
                                          {"eval"},
+                                         {"eval", "needle"},
+                                         {"eval", "everyday"},
                                          {"eval", "perplexity"}};
   return all;
 }
@@ -95,6 +97,8 @@ TEST(CommandLine, EveryKnobOfTheMechanismIsAFlagOfEveryCommandThatRunsAModel) {
                                {"chat"},
                                {"logits"},
                                {"eval", "perplexity"},
+                               {"eval", "needle"},
+                               {"eval", "everyday"},
                                {"demo"},
                                {"inspect"},
                                {"bench", "model"}}) {

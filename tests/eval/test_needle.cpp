@@ -97,7 +97,7 @@ TEST(Haystack, PiecesAreTextWithFactsBetweenSentences) {
     const Haystack hay(prompt, std::vector<std::string>{text});
     for (std::uint64_t seed = 0; seed < 60; ++seed) {
       Draw draw({seed});
-      const auto tokens = static_cast<std::int64_t>(150 + draw.below(700));
+      const auto tokens = static_cast<std::int64_t>(450 + draw.below(700));
       const double depth = static_cast<double>(seed % 11) / 10;
       const std::vector<HaystackFact> facts = {{depth, "FACT one."}, {draw.unit(), "FACT two."}};
       const HaystackPiece piece = hay.piece(tokens, facts, seed, draw);
@@ -187,7 +187,7 @@ TEST(Haystack, TextWithoutSentencesIsCutBetweenWords) {
 
 TEST(Haystack, TooLittleTextIsAnError) {
   const ChatPrompt prompt = prompt_of(bytes_tokenizer());
-  expect_error([&] { Haystack(prompt, std::vector<std::string>{"Too short."}); }, {"10 tokens"});
+  expect_error([&] { Haystack(prompt, std::vector<std::string>{"Too short."}); }, {"11 tokens"});
   expect_error([&] { Haystack(prompt, std::vector<std::string>{" ", "\n"}); }, {"0 tokens"});
   const Haystack hay(prompt, {});
   EXPECT_TRUE(hay.is_built_in());
