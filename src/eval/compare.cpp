@@ -134,7 +134,7 @@ ResultsRead results_read(const std::filesystem::path& path) {
   std::size_t number = 0;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = text.find('\n', at);
-    if (end == text.npos) break;
+    if (end == std::string_view::npos) break;
     Json line = Json::parse(text.substr(at, end - at), nullptr, false);
     at = end + 1;
     ++number;

@@ -13,7 +13,7 @@ using QuestionJson = nlohmann::ordered_json;
 
 void documents_sort(std::vector<std::string>& documents) {
   std::ranges::sort(documents);
-  documents.erase(std::ranges::unique(documents).begin(), documents.end());
+  documents.erase(std::unique(documents.begin(), documents.end()), documents.end());
 }
 
 std::size_t document_index(const QuestionSet& set, const std::string& document) {

@@ -53,7 +53,7 @@ class CommonWordMaker final : public RulerMaker {
       words_.insert(words_.end(), list->begin(), list->end());
     }
     std::ranges::sort(words_);
-    words_.erase(std::ranges::unique(words_).begin(), words_.end());
+    words_.erase(std::unique(words_.begin(), words_.end()), words_.end());
     PythonRandom(options_.seed).shuffle(words_);
     prepare();
   }

@@ -41,7 +41,7 @@ std::vector<std::string> words_of_json(const std::filesystem::path& path) {
 
 void sort_unique(std::vector<std::string>& list) {
   std::ranges::sort(list);
-  list.erase(std::ranges::unique(list).begin(), list.end());
+  list.erase(std::unique(list.begin(), list.end()), list.end());
 }
 
 }  // namespace
