@@ -23,6 +23,8 @@ Command bench_experts_command(CLI::App& parent);
 Command eval_everyday_command(CLI::App& parent);
 Command eval_needle_command(CLI::App& parent);
 Command eval_perplexity_command(CLI::App& parent);
+Command eval_ruler_command(CLI::App& parent);
+Command eval_compare_command(CLI::App& parent);
 Command run_command(CLI::App& parent);
 Command chat_command(CLI::App& parent);
 Command inspect_command(CLI::App& parent);

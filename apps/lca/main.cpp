@@ -109,10 +109,14 @@ struct Program {
         "  lca eval perplexity smollm2 --file book.txt --length 8K --method dense --json\n"
         "  lca eval needle smollm2 --text essays.txt --lengths 4K,8K --plot needle.svg\n"
         "  lca eval everyday smollm2 --adapter path/to/adapter\n"
-        "More: lca eval needle --help, lca eval perplexity --help, lca eval everyday --help");
+        "  lca eval ruler smollm2 --lengths 4K --samples 50 --results lca.jsonl\n"
+        "  lca eval compare dense.jsonl lca.jsonl\n"
+        "More: lca eval COMMAND --help");
     commands.push_back(eval_everyday_command(*eval));
     commands.push_back(eval_needle_command(*eval));
     commands.push_back(eval_perplexity_command(*eval));
+    commands.push_back(eval_ruler_command(*eval));
+    commands.push_back(eval_compare_command(*eval));
 
     CLI::App* op = app.add_subcommand("op", "Run one operator on tensors from a file");
     op_common.add(*op);
