@@ -254,7 +254,7 @@ void backward_bench(const CpuBench& job) {
   const std::int64_t longest = std::ranges::max(job.lengths);
   const AttentionShape& shape = job.spec.shape;
   constexpr double kScratch = 0.5;  // of the tensors, about
-  const double per_head = static_cast<double>(shape.heads * (4 * shape.d_nope + 4 * shape.d_value));
+  const auto per_head = static_cast<double>(shape.heads * (4 * shape.d_nope + 4 * shape.d_value));
   memory_require((1 + kScratch) * (2 * Workload::bytes_planned(shape, job.spec.dtype, longest) +
                                    per_head * static_cast<double>(longest) *
                                        static_cast<double>(dtype_bytes(job.spec.dtype))),

@@ -66,7 +66,7 @@ reference::Result result_of(const Composed& composed) {
 
 TEST(Operator, TheHalvesComposedAreTheAttentionOfWholeSequences) {
   std::int64_t condensed = 0;
-  for (std::uint64_t i = 0; i < 200; ++i) {
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(scaled(200)); ++i) {
     Random random(100 + i);
     const OperatorSpec spec = random_operator_spec(random, random.integer(1, 60));
     SCOPED_TRACE(describe(spec));
@@ -80,7 +80,7 @@ TEST(Operator, TheHalvesComposedAreTheAttentionOfWholeSequences) {
     EXPECT_LE(error_of(expected.lse, actual.lse), 1e-6);  // stored as floats
     condensed += spec.groups();
   }
-  EXPECT_GT(condensed, 500);
+  EXPECT_GT(condensed, scaled(250));
 }
 
 TEST(Operator, FloatsAndBfloat16AreReadExactlyAndRoundedOnce) {
@@ -103,7 +103,7 @@ TEST(Operator, FloatsAndBfloat16AreReadExactlyAndRoundedOnce) {
 }
 
 TEST(Operator, TheBackwardHalvesComposedAreTheGradientsOfTheWhole) {
-  for (std::uint64_t i = 0; i < 150; ++i) {
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(scaled(150)); ++i) {
     Random random(300 + i);
     const OperatorSpec spec = random_operator_spec(random, random.integer(1, 50));
     SCOPED_TRACE(describe(spec));
