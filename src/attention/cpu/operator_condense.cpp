@@ -96,6 +96,7 @@ void condense(const OperatorSpec& spec, const CondenseInputs& in, const Condense
   for (int i = 0; i < context.threads(); ++i) CondenseScratch(count, plan.layer);
   Carver carver(context.state().workspace.prepare(count.used()));
   std::vector<CondenseScratch> scratch;
+  scratch.reserve(static_cast<std::size_t>(context.threads()));
   for (int i = 0; i < context.threads(); ++i) scratch.emplace_back(carver, plan.layer);
   context.state().pool.run(std::ssize(plan.batches), [&](std::int64_t task, int worker) {
     const GroupBatch& batch = plan.batches[static_cast<std::size_t>(task)];

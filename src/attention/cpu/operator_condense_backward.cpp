@@ -55,7 +55,7 @@ class CondenseBackward {
   void run() {
     if (mla_) matmul_prepare();
     Carver count;
-    Memory(count, plan_, context_.threads());
+    [[maybe_unused]] const Memory planned(count, plan_, context_.threads());
     Carver carver(context_.state().workspace.prepare(count.used()));
     const Memory memory(carver, plan_, context_.threads());
     memory_ = &memory;
