@@ -189,6 +189,8 @@ class Stage:
     sink: Any = _field(_drawn(_whole(0)), 0)
     positions: str = _field(_one_of("token", "entry"), "token")
     rate: float | None = _field(_or_none(_float()), None)
+    text: float | None = _field(_or_none(_float()), None)  # weights of its own
+    answer: float | None = _field(_or_none(_float()), None)
     name: str | None = _field(_or_none(text_read), None)
 
 

@@ -177,10 +177,16 @@ class Trainer:
 
     # --- a step ---
 
+    def _weights(self, step: Step) -> tuple[float, float]:
+        """Of the losses of text and answers."""
+        loss, stage = self.config.loss, self.config.stages[step.stage]
+        return (loss.text if stage.text is None else stage.text, loss.answer if stage.answer is None else stage.answer)
+
     def step(self, step: Step) -> None:
         config, loss = self.config, self.config.loss
+        text_weight, answer_weight = self._weights(step)
         batch = self.curriculum.rows(step)
-        teach = loss.teacher and loss.text > 0
+        teach = loss.teacher and text_weight > 0
         parts = [self._inputs(part, loss.context and teach)
                  for part in micro_batches(batch, config.stages[step.stage].micro)]
         counts = self._moved(torch.tensor([[len(places.text) + len(places.context), len(places.text),
@@ -192,7 +198,7 @@ class Trainer:
         for ids, positions, places, documents in parts:
             sums = self.student(ids, positions, places, step.knobs, teach, documents)
             text = sums[0] * scale[0] if teach else sums[1] * scale[1]
-            self.accelerator.backward(loss.text * text + loss.answer * sums[2] * scale[2])
+            self.accelerator.backward(text_weight * text + answer_weight * sums[2] * scale[2])
             total += sums.detach()
         clip = config.optimizer.clip or math.inf
         norm = self.accelerator.clip_grad_norm_(self._trained, clip)
@@ -216,8 +222,8 @@ class Trainer:
         *sums, _ = values = numbers.values()
         counts, norm = values[len(SUMS):-1], values[-1]
         kl, text, answer = (value / count if count else 0.0 for value, count in zip(sums, counts))
-        loss = self.config.loss
-        whole = loss.text * (kl if teach else text) + loss.answer * answer
+        text_weight, answer_weight = self._weights(step)
+        whole = text_weight * (kl if teach else text) + answer_weight * answer
         if not math.isfinite(whole) or not math.isfinite(norm):
             raise RuntimeError(f"step {place.step}: the loss is {whole}, its gradient {norm}; a lower rate may help. "
                                f"Checkpoints are in {self.output / 'checkpoints'}")
