@@ -24,6 +24,8 @@ STAMP = VENV / "requirements.txt"
 DATA = pathlib.Path(os.environ.get("LCA_TEST_DATA") or ROOT / "build" / "test-data")
 SMOLLM2 = DATA / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+RULER = DATA / "RULER"
+
 SLOW = {"models/smollm2"}
 # kind of golden: its script and arguments, and the file it cannot do without
 KINDS = {
@@ -38,6 +40,7 @@ KINDS = {
     "rope": (["make_rope.py"], None),
     "sampler": (["make_sampler.py"], None),
     "chat": (["make_chat.py"], None),
+    "ruler": (["make_ruler.py", str(RULER)], RULER),
 }
 
 
@@ -62,7 +65,8 @@ def check(kind):
     """One line of result, and whether it is a success; None where it is skipped."""
     words, needs = KINDS[kind]
     if needs and not needs.exists():
-        print(f"SKIPPED: goldens of {kind}: {needs.name} is not there; scripts/test_data.py gets it", flush=True)
+        way = "git clone https://github.com/NVIDIA/RULER" if needs == RULER else "scripts/test_data.py"
+        print(f"SKIPPED: goldens of {kind}: {needs} is not there; {way} gets it", flush=True)
         return None
     # One thread, so that sums have one order; and nothing is fetched.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
