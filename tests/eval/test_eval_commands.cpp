@@ -4,6 +4,7 @@
 #include "apps/program.h"
 #include "apps/tiny_model.h"
 #include "formats/byte_files.h"
+#include "support/sanitized.h"
 #include "support/test_data.h"
 
 #include <gtest/gtest.h>
@@ -89,6 +90,7 @@ TEST_F(EvalCommand, NeedleReportsARowForEveryLengthKeysDepthAndPlace) {
 }
 
 TEST_F(EvalCommand, NeedlePromptsAreTheSameForEveryMethodAndBothQuestions) {
+  if (kSanitized) GTEST_SKIP() << "minutes under a sanitizer; its parts run in other tests";
   const auto dump = [&](const Words& more) {
     printed(needle({"--dump", path("dump")}) + more);
     std::vector<json> rows;
@@ -121,6 +123,7 @@ TEST_F(EvalCommand, NeedlePromptsAreTheSameForEveryMethodAndBothQuestions) {
 }
 
 TEST_F(EvalCommand, NeedleGoesOnWhereItsResultsEnd) {
+  if (kSanitized) GTEST_SKIP() << "minutes under a sanitizer; its parts run in other tests";
   const Words words = needle({"--results", path("results")});
   const json whole = printed(words);
   const std::string all = read_file(path("results"));
@@ -144,6 +147,7 @@ TEST_F(EvalCommand, NeedleGoesOnWhereItsResultsEnd) {
 }
 
 TEST_F(EvalCommand, NeedleDrawsATableAndAMap) {
+  if (kSanitized) GTEST_SKIP() << "minutes under a sanitizer; its parts run in other tests";
   const Finished finished = program_run(needle({"--question", "both", "--plot", path("map.svg")}));
   ASSERT_EQ(finished.code, 0) << finished.err;
   for (const char* part : {"| depth ", "| 50 % ", "one of 3 numbers, question first", "outside"}) {
@@ -329,6 +333,7 @@ TEST_F(EvalCommand, EverydayMeasuresAnAdapter) {
 }
 
 TEST(EvalSmolLm2, TheDenseBaseFindsANeedle) {
+  if (kSanitized) GTEST_SKIP() << "minutes under a sanitizer; its parts run in other tests";
   const auto model = smollm2_path();
   if (!model) GTEST_SKIP() << kNoTestData;
   const Finished finished =

@@ -3,6 +3,7 @@
 #include "apps/tiny_model.h"
 #include "eval/chat_prompt.h"
 #include "eval/ruler/ruler_parts.h"
+#include "support/sanitized.h"
 #include "support/test_data.h"
 
 #include <lca/chat.h>
@@ -197,6 +198,7 @@ class RulerLengths : public ::testing::TestWithParam<const char*> {
     std::filesystem::path path = tiny_.write().path();
     if (std::string(GetParam()) == "smollm2") {
       if (!smollm2_path()) GTEST_SKIP() << kNoTestData;
+      if (kSanitized) GTEST_SKIP() << "slow under a sanitizer; the tiny tokenizer runs";
       path = *smollm2_path();
     }
     const Tokenizer tokenizer = Tokenizer::open(path);
