@@ -84,7 +84,8 @@ TEST_F(EvalCommand, NeedleReportsARowForEveryLengthKeysDepthAndPlace) {
   EXPECT_EQ(seen.size(), 12u);
   EXPECT_EQ(report["complete"], true);
   EXPECT_EQ(report["settings"]["window"], 300);
-  for (const json& row : printed(needle({"--method", "dense"}))["rows"]) {
+  const json dense = printed(needle({"--method", "dense"}));
+  for (const json& row : dense["rows"]) {
     EXPECT_EQ(row["place"], "inside");
   }
 }

@@ -81,7 +81,8 @@ TEST_F(RulerProgram, PromptsThatWereWrittenScoreAsThoseThatAreMade) {
   EXPECT_EQ(read["rows"], kept);
   const Finished compared = program_run({"eval", "compare", file("made"), file("read"), "--json"});
   ASSERT_EQ(compared.code, 0) << compared.err;
-  for (const ProgramJson& row : ProgramJson::parse(compared.out)["rows"]) {
+  const ProgramJson differences = ProgramJson::parse(compared.out);
+  for (const ProgramJson& row : differences["rows"]) {
     EXPECT_EQ(row["difference"], 0);
   }
   const Finished only = run({"--dump", file("again"), "--dump-only"});
