@@ -308,7 +308,9 @@ class Fused:
         key = repr(sorted(knobs.items()))
         if key not in self._settings:
             with override(self._inner, **knobs):
-                self._settings[key] = self._inner._lca.settings, self._inner._lca.frequencies()
+                settings = self._inner._lca.settings
+            turned = any(each["positions"] == "entry" for each in settings)
+            self._settings[key] = settings, self._inner.rotary_emb.inv_freq if turned else None
         return self._settings[key]
 
     def hidden(self, ids: Tensor, positions: Tensor, documents: Tensor | None, knobs: dict[str, Any],
