@@ -35,22 +35,6 @@ text.lca, text.dense { font-weight: 600; }
 </style>
 )";
 
-std::string escape(const std::string& text) {
-  std::string safe;
-  for (const char c : text) {
-    if (c == '&') {
-      safe += "&amp;";
-    } else if (c == '<') {
-      safe += "&lt;";
-    } else if (c == '>') {
-      safe += "&gt;";
-    } else {
-      safe += c;
-    }
-  }
-  return safe;
-}
-
 /// A logarithmic axis over whole powers of `base`.
 struct Axis {
   double base;
@@ -70,12 +54,6 @@ struct Axis {
   }
   double value(int exponent) const { return std::pow(base, exponent); }
 };
-
-std::string svg_text(double x, double y, const char* anchor, const char* kind,
-                     const std::string& text) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" class=\"{}\">{}</text>\n",
-                     x, y, anchor, kind, escape(text));
-}
 
 std::string svg_grid(double x1, double y1, double x2, double y2) {
   return fmt::format(
@@ -139,6 +117,28 @@ std::string bar(double share, int width) {
 
 }  // namespace
 
+std::string svg_escape(const std::string& text) {
+  std::string safe;
+  for (const char c : text) {
+    if (c == '&') {
+      safe += "&amp;";
+    } else if (c == '<') {
+      safe += "&lt;";
+    } else if (c == '>') {
+      safe += "&gt;";
+    } else {
+      safe += c;
+    }
+  }
+  return safe;
+}
+
+std::string svg_text(double x, double y, const char* anchor, const char* kind,
+                     const std::string& text) {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" class=\"{}\">{}</text>\n",
+                     x, y, anchor, kind, svg_escape(text));
+}
+
 std::string plot_svg(const std::string& title, const std::string& note,
                      const std::vector<std::int64_t>& lengths, const std::vector<Panel>& panels) {
   const double width = kPanelWidth * static_cast<double>(panels.size());
@@ -146,7 +146,7 @@ std::string plot_svg(const std::string& title, const std::string& note,
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" "
       "viewBox=\"0 0 {0} {1}\" role=\"img\">\n<title>{2}</title>\n",
-      width, height, escape(title));
+      width, height, svg_escape(title));
   svg += kStyle;
   svg += fmt::format("<rect class=\"page\" width=\"{}\" height=\"{}\" rx=\"8\"/>\n", width, height);
   svg += svg_text(24, 30, "start", "title", title);

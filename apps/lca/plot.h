@@ -20,6 +20,12 @@ struct Panel {
 std::string plot_svg(const std::string& title, const std::string& note,
                      const std::vector<std::int64_t>& lengths, const std::vector<Panel>& panels);
 
+/// Text as SVG spells it.
+std::string svg_escape(const std::string& text);
+/// A line of text; `kind` is a class of the plot's style.
+std::string svg_text(double x, double y, const char* anchor, const char* kind,
+                     const std::string& text);
+
 /// Two bars per length, drawn to scale.
 std::string plot_bars(const std::vector<std::int64_t>& lengths, const Panel& panel, bool colour);
 

@@ -1,5 +1,7 @@
 #include "plot_heat.h"
 
+#include "plot.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,28 +30,6 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 </style>
 )";
 
-std::string heat_escape(const std::string& text) {
-  std::string safe;
-  for (const char c : text) {
-    if (c == '&') {
-      safe += "&amp;";
-    } else if (c == '<') {
-      safe += "&lt;";
-    } else if (c == '>') {
-      safe += "&gt;";
-    } else {
-      safe += c;
-    }
-  }
-  return safe;
-}
-
-std::string heat_text(double x, double y, const char* anchor, const char* kind,
-                      const std::string& text) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" class=\"{}\">{}</text>\n",
-                     x, y, anchor, kind, heat_escape(text));
-}
-
 /// From orange (0) through a pale grey to blue (1): told apart by people who do not see red and
 /// green, and by brightness in print.
 std::string heat_colour(double share) {
@@ -63,14 +43,14 @@ std::string heat_colour(double share) {
 
 std::string heat_map(const HeatMap& map, double left, const std::string& column_label) {
   const double x0 = left + kHeatLeft;
-  std::string svg = heat_text(x0, kHeatTop - 30, "start", "panel", map.title);
+  std::string svg = svg_text(x0, kHeatTop - 30, "start", "panel", map.title);
   for (std::size_t c = 0; c < map.columns.size(); ++c) {
-    svg += heat_text(x0 + (static_cast<double>(c) + 0.5) * kCellWidth, kHeatTop - 8, "middle", "",
-                     map.columns[c]);
+    svg += svg_text(x0 + (static_cast<double>(c) + 0.5) * kCellWidth, kHeatTop - 8, "middle", "",
+                    map.columns[c]);
   }
   for (std::size_t r = 0; r < map.rows.size(); ++r) {
     const double y = kHeatTop + static_cast<double>(r) * kCellHeight;
-    svg += heat_text(x0 - 8, y + kCellHeight / 2 + 4, "end", "", map.rows[r]);
+    svg += svg_text(x0 - 8, y + kCellHeight / 2 + 4, "end", "", map.rows[r]);
     for (std::size_t c = 0; c < map.columns.size(); ++c) {
       const HeatCell& cell = map.cells[r][c];
       const double x = x0 + static_cast<double>(c) * kCellWidth;
@@ -87,13 +67,13 @@ std::string heat_map(const HeatMap& map, double left, const std::string& column_
             x + 2, y + 2, kCellWidth - 4, kCellHeight - 4);
       }
       const bool pale = cell.share > 0.2 && cell.share < 0.75;
-      svg += heat_text(x + kCellWidth / 2, y + kCellHeight / 2 + 4, "middle",
-                       cell.known ? (pale ? "dark" : "light") : "", cell.text);
+      svg += svg_text(x + kCellWidth / 2, y + kCellHeight / 2 + 4, "middle",
+                      cell.known ? (pale ? "dark" : "light") : "", cell.text);
     }
   }
   const double below = kHeatTop + static_cast<double>(map.rows.size()) * kCellHeight;
-  return svg + heat_text(x0 + static_cast<double>(map.columns.size()) * kCellWidth / 2, below + 18,
-                         "middle", "", column_label);
+  return svg + svg_text(x0 + static_cast<double>(map.columns.size()) * kCellWidth / 2, below + 18,
+                        "middle", "", column_label);
 }
 
 }  // namespace
@@ -113,17 +93,17 @@ std::string plot_heat_svg(const std::string& title, const std::string& note,
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" "
       "viewBox=\"0 0 {0} {1}\" role=\"img\">\n<title>{2}</title>\n",
-      width, height, heat_escape(title));
+      width, height, svg_escape(title));
   svg += kHeatStyle;
   svg += fmt::format("<rect class=\"page\" width=\"{}\" height=\"{}\" rx=\"8\"/>\n", width, height);
-  svg += heat_text(24, 32, "start", "title", title);
+  svg += svg_text(24, 32, "start", "title", title);
   double left = kHeatMargin;
   for (const HeatMap& map : maps) {
-    svg += heat_text(left + kHeatLeft - 8, kHeatTop - 8, "end", "", row_label);
+    svg += svg_text(left + kHeatLeft - 8, kHeatTop - 8, "end", "", row_label);
     svg += heat_map(map, left, column_label);
     left += kHeatLeft + static_cast<double>(map.columns.size()) * kCellWidth + kHeatGap;
   }
-  svg += heat_text(24, height - 16, "start", "", note);
+  svg += svg_text(24, height - 16, "start", "", note);
   return svg + "</svg>\n";
 }
 
