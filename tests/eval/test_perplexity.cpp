@@ -1,13 +1,13 @@
 // Perplexity and the distance from a base model: rows of logits, windows, means with intervals, and
 // whole runs on a tiny model against plain double loops.
 
-#include "apps/tiny_model.h"
 #include "eval/cluster_mean.h"
 #include "eval/everyday.h"
 #include "eval/logit_rows.h"
 #include "eval/perplexity.h"
 #include "formats/byte_files.h"
 #include "support/small_session.h"
+#include "tiny_loaded.h"
 
 #include <lca/generate.h>
 
@@ -131,12 +131,7 @@ TEST(PositionRanges, CoverAllPredictionsOnce) {
 
 struct ReadBench {
   ReadBench() {
-    tiny.write();
-    ModelOptions load;
-    load.path = tiny.path();
-    load.device = "cpu";
-    load.precision = Precision::f32;
-    model = Model::load(load);
+    model = tiny_loaded(tiny);
     options.session.settings = {small_settings()};
   }
 

@@ -1,9 +1,9 @@
 // Replies to many prompts: the same as one by one, in any order, made lazily.
 
-#include "apps/tiny_model.h"
 #include "engine/reply.h"
 #include "eval/runner.h"
 #include "support/small_session.h"
+#include "tiny_loaded.h"
 
 #include <gtest/gtest.h>
 
@@ -20,12 +20,7 @@ using eval::replies_run;
 
 struct RunnerBench {
   RunnerBench() {
-    tiny.write();
-    ModelOptions load;
-    load.path = tiny.path();
-    load.device = "cpu";
-    load.precision = Precision::f32;
-    model = Model::load(load);
+    model = tiny_loaded(tiny);
     options.session.settings = {small_settings()};
     options.session.chunk = 16;
   }
