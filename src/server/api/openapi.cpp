@@ -263,7 +263,7 @@ std::string openapi_body() {
     }
   }
   Json schemas = Json::parse(kRequestSchemas);
-  for (const auto& [name, schema] : Json::parse(kReplySchemas).items()) schemas[name] = schema;
+  schemas.update(Json::parse(kReplySchemas));
   document["components"]["schemas"] = std::move(schemas);
   document["components"]["securitySchemes"] = Json::parse(
       R"({"bearer": {"type": "http", "scheme": "bearer"},

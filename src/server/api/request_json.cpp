@@ -96,11 +96,7 @@ std::string json_shown(const Json& value) {
     text.insert(text.size() - 1, "...");
     return text;
   }
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  for (char& c : text) {
-    if (c == '\x7f') c = '?';  // the one control character that JSON does not escape
-  }
-  return text;
+  return value.dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
 std::string json_at(const std::string& path, std::size_t index) {
