@@ -34,7 +34,8 @@ class MessagesReply final : public Reply {
       Json block;
       block["type"] = "text";
       block["text"] = "";
-      text = close() + open(Open::text, std::move(block));
+      text = close();
+      text += open(Open::text, std::move(block));
     }
     auto& sum = blocks_.back()["text"].get_ref<std::string&>();
     sum += event.text;
@@ -49,7 +50,8 @@ class MessagesReply final : public Reply {
       block["id"] = piece.id;
       block["name"] = piece.name;
       block["input"] = Json::object();
-      text = close() + open(Open::call, std::move(block));
+      text = close();
+      text += open(Open::call, std::move(block));
     }
     if (open_ != Open::call) return text;  // arguments of a call that is closed
     arguments_ += piece.arguments;

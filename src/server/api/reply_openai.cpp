@@ -121,7 +121,8 @@ class ChatReply final : public OpenaiReply {
     Json entry = delta(index, std::move(change));
     if (logprobs()) entry["logprobs"] = logprobs_json(one);
     one.tokens.clear();
-    return opening(index) + chunk(std::move(entry));
+    std::string text = opening(index);
+    return text + chunk(std::move(entry));
   }
 
   std::string on_call(std::size_t index, const ToolCallPiece& piece, bool first) override {
@@ -137,13 +138,15 @@ class ChatReply final : public OpenaiReply {
     calls.push_back(std::move(call));
     Json change;
     change["tool_calls"] = std::move(calls);
-    return opening(index) + chunk(delta(index, std::move(change)));
+    std::string text = opening(index);
+    return text + chunk(delta(index, std::move(change)));
   }
 
   std::string on_done(std::size_t index) override {
     Json entry = delta(index, Json::object());
     entry["finish_reason"] = finish_reason(choices()[index]);
-    return opening(index) + chunk(std::move(entry));
+    std::string text = opening(index);
+    return text + chunk(std::move(entry));
   }
 
  private:

@@ -29,7 +29,10 @@ class ResponsesReply final : public Reply {
 
   std::string on_text(std::size_t index, const JobEvent& event) override {
     std::string text;
-    if (open_ != Open::text) text = close("completed") + open_message();
+    if (open_ != Open::text) {
+      text = close("completed");
+      text += open_message();
+    }
     Json& part = items_.back()["content"][0];
     part["text"].get_ref<std::string&>() += event.text;
     Json numbers = token_logprobs(choices()[index].tokens);
@@ -43,7 +46,10 @@ class ResponsesReply final : public Reply {
 
   std::string on_call(std::size_t, const ToolCallPiece& piece, bool first) override {
     std::string text;
-    if (first) text = close("completed") + open_call(piece);
+    if (first) {
+      text = close("completed");
+      text += open_call(piece);
+    }
     if (open_ != Open::call || piece.arguments.empty()) return text;
     items_.back()["arguments"].get_ref<std::string&>() += piece.arguments;
     Json change = place(false);
