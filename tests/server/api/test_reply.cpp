@@ -82,6 +82,10 @@ TEST(Reply, SamplesOfEveryProtocol) {
     sample(name + ".empty.sse", streamed(ask(protocol, true), empty));
     sample(name + ".failed.sse",
            streamed(ask(protocol, true), {started(1), piece("a"), failed(503, "stopping")}));
+    const std::vector<JobEvent> object = {started(1), piece("{\"x\":"), piece("1}"),
+                                          done({.prompt = 1, .completion = 4})};
+    sample(name + ".object.json", whole(ask(protocol, false), object));
+    sample(name + ".object.sse", streamed(ask(protocol, true), object));
     if (protocol == Protocol::completions) continue;
     sample(name + ".calls.json", whole(ask(protocol, false), calling()));
     sample(name + ".calls.sse", streamed(ask(protocol, true), calling()));
