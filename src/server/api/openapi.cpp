@@ -25,9 +25,15 @@ constexpr std::string_view kRequestSchemas = R"json({
   {"type": "object", "properties": {"type": {"const": "json_schema"}, "json_schema": {"type": "object",
     "properties": {"name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}, "schema": {"type": "object"}}, "required": ["name", "schema"]}},
    "required": ["type", "json_schema"]}]},
-"ChatMessage": {"type": "object", "properties": {
-  "role": {"enum": ["system", "developer", "user", "assistant"]}, "content": {"$ref": "#/components/schemas/Text"}},
-  "required": ["role", "content"]},
+"CallOfTool": {"type": "object", "properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": {"type": "object",
+  "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}, "required": ["name", "arguments"]}}, "required": ["id", "function"]},
+"ChatMessage": {"anyOf": [
+  {"type": "object", "properties": {"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": {"$ref": "#/components/schemas/Text"}},
+   "required": ["role", "content"]},
+  {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"anyOf": [{"$ref": "#/components/schemas/Text"}, {"type": "null"}]},
+    "tool_calls": {"type": "array", "items": {"$ref": "#/components/schemas/CallOfTool"}, "minItems": 1}}, "required": ["role", "tool_calls"]},
+  {"type": "object", "properties": {"role": {"const": "tool"}, "content": {"$ref": "#/components/schemas/Text"}, "tool_call_id": {"type": "string"}},
+   "required": ["role", "content", "tool_call_id"]}]},
 "ChatTool": {"type": "object", "properties": {"type": {"const": "function"}, "function": {"type": "object", "properties": {
   "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}, "description": {"type": "string"}, "parameters": {"type": "object"},
   "strict": {"type": ["boolean", "null"]}}, "required": ["name"]}}, "required": ["type", "function"]},
@@ -75,8 +81,16 @@ constexpr std::string_view kRequestSchemas = R"json({
   "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}, "tools": {"type": "array", "items": {"type": "object"}},
   "top_k": {"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647}, "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
   "top_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1}}, "required": ["input"]},
-"AnthropicMessage": {"type": "object", "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": {"$ref": "#/components/schemas/Text"}},
-  "required": ["role", "content"]},
+"ToolUse": {"type": "object", "properties": {"type": {"const": "tool_use"}, "id": {"type": "string"}, "name": {"type": "string"}, "input": {"type": "object"}},
+  "required": ["type", "id", "name", "input"]},
+"ToolResult": {"type": "object", "properties": {"type": {"const": "tool_result"}, "tool_use_id": {"type": "string"}, "content": {"$ref": "#/components/schemas/Text"},
+  "is_error": {"type": "boolean"}}, "required": ["type", "tool_use_id"]},
+"AnthropicMessage": {"anyOf": [
+  {"type": "object", "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": {"$ref": "#/components/schemas/Text"}}, "required": ["role", "content"]},
+  {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type": "array", "items": {"anyOf": [{"$ref": "#/components/schemas/TextPart"},
+    {"$ref": "#/components/schemas/ToolUse"}]}}}, "required": ["role", "content"]},
+  {"type": "object", "properties": {"role": {"const": "user"}, "content": {"type": "array", "items": {"anyOf": [{"$ref": "#/components/schemas/TextPart"},
+    {"$ref": "#/components/schemas/ToolResult"}]}}}, "required": ["role", "content"]}]},
 "AnthropicTool": {"type": "object", "properties": {"name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}, "description": {"type": "string"},
   "input_schema": {"type": "object"}, "strict": {"type": "boolean"}}, "required": ["name", "input_schema"]},
 "CountTokensRequest": {"type": "object", "properties": {

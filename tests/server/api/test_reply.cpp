@@ -2,6 +2,7 @@
 // are written there too: check_clients.py parses them with the real clients' types.
 
 #include "server/api/api_support.h"
+#include "server/api/routes.h"
 
 #include <gmock/gmock.h>
 
@@ -93,6 +94,7 @@ TEST(Reply, SamplesOfEveryProtocol) {
   sample("openai.models.json", models_body(Dialect::openai, {{"tiny", 1, 2048}}));
   sample("anthropic.models.json", models_body(Dialect::anthropic, {{"tiny", 1, 2048}}));
   sample("anthropic.count.json", count_body(7));
+  sample("openapi.json", openapi_body());
 }
 
 TEST(Reply, ChatIsOneMessage) {
