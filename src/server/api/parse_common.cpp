@@ -21,6 +21,16 @@ bool session_name_valid(std::string_view name) {
   return std::ranges::all_of(name, [](char c) { return is_name_letter(c) || c == '.'; });
 }
 
+void model_check(std::string_view asked, std::string_view served) {
+  if (asked.empty() || asked == served) return;
+  ApiError error;
+  error.status = 404;
+  error.message = fmt::format("the model {} is not here; this server has {}",
+                              json_shown(Json(asked)), json_shown(Json(served)));
+  error.param = "model";
+  throw ApiException(std::move(error));
+}
+
 void parse_sampling(const Fields& body, double most_temperature, Job& job) {
   lca::Sampling& sampling = job.generate.sampling;
   sampling.temperature = body.number("temperature", 0, most_temperature).value_or(1);

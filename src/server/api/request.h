@@ -56,6 +56,10 @@ struct ForkRequest {
 };
 ForkRequest parse_fork(const Json& body);
 
+/// Throws ApiException (404) where a request asks for another model than the one that is served;
+/// only strict servers call this. No name is the one served.
+void model_check(std::string_view asked, std::string_view served);
+
 /// [A-Za-z0-9_-][A-Za-z0-9._-]{0,63}.
 bool session_name_valid(std::string_view name);
 

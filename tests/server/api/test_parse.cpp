@@ -345,6 +345,14 @@ TEST(ParseTokens, TokenizeAndDetokenize) {
   EXPECT_EQ(error_from([] { parse_fork(Json::parse(R"({"to":"../b"})")); }).param, "to");
 }
 
+TEST(ParseModel, AStrictServerKnowsOneName) {
+  EXPECT_NO_THROW(model_check("", "tiny"));
+  EXPECT_NO_THROW(model_check("tiny", "tiny"));
+  const ApiError error = error_from([] { model_check("gpt", "tiny"); });
+  EXPECT_EQ(error.status, 404);
+  EXPECT_THAT(error.message, HasSubstr("\"tiny\""));
+}
+
 TEST(Routes, AreFoundByMethodAndPath) {
   const auto match = [](const char* method, const char* path) {
     HttpRequest request;
