@@ -34,7 +34,7 @@ std::string schema_error(const Json& schema) {
   return "";
 }
 
-std::string schema_error(std::string_view text) { return schema_error(Json::parse(text)); }
+std::string text_error(std::string_view text) { return schema_error(Json::parse(text)); }
 
 TEST(SchemaErrors, NameEveryKeywordThatIsNotImplementedAndItsPlace) {
   for (const char* keyword : {"pattern",
@@ -121,7 +121,7 @@ TEST(SchemaErrors, SayWhatAKeywordsValueMustBe) {
                            "null",
                            "[]",
                            R"({"required":["a"],"type":"object","additionalProperties":false})"}) {
-    EXPECT_NE(schema_error(text), "") << text;
+    EXPECT_NE(text_error(text), "") << text;
   }
 }
 
@@ -137,9 +137,9 @@ TEST(SchemaErrors, NothingSatisfiesIsAnError) {
         R"({"type":"array","items":{"$ref":"#"},"minItems":1})", R"({"type":[]})",
         R"({"const":1,"enum":[2]})",
         R"({"$ref":"#/$defs/s","type":"null","$defs":{"s":{"type":"string"}}})"}) {
-    EXPECT_THAT(schema_error(text), HasSubstr("no finite value")) << text;
+    EXPECT_THAT(text_error(text), HasSubstr("no finite value")) << text;
   }
-  EXPECT_THAT(schema_error(R"({"type":"object","properties":{"a":{"enum":[]}},"required":["a"]})"),
+  EXPECT_THAT(text_error(R"({"type":"object","properties":{"a":{"enum":[]}},"required":["a"]})"),
               HasSubstr("#/properties/a"));
 }
 
