@@ -174,7 +174,7 @@ BuiltinPart builtin_part_make() {
   base.number = number_make(builder, base.ret);
   base.boolean = builder.split({builder.text("true", base.ret), builder.text("false", base.ret)});
   base.null = builder.text("null", base.ret);
-  base.integer = builder.integer(kIntegerMin, kIntegerMax);
+  base.integer = builder.integer(kIntegerMin, kIntegerUsualMax);
   base.any = builder.reserve();
   base.object = builder.object_of(base.any);
   builder.define_split(

@@ -101,7 +101,7 @@ struct Builtins {
   std::uint32_t chars[kCharTables] = {};  ///< node of state 0; the others follow
   std::uint32_t space = 0;  ///< one blank, or a line break and up to 40 blanks or tabs
   std::uint32_t number = 0;
-  std::uint32_t integer = 0;  ///< of 64 bits
+  std::uint32_t integer = 0;  ///< of 64 bits, signed
   std::uint32_t boolean = 0;
   std::uint32_t null = 0;
   std::uint32_t any = 0;
@@ -113,6 +113,8 @@ struct Builtins {
 __extension__ using Integer = __int128;
 inline constexpr Integer kIntegerMin = -(Integer{1} << 63);
 inline constexpr Integer kIntegerMax = (Integer{1} << 64) - 1;
+/// Where the schema does not say more: what every reader's integers hold.
+inline constexpr Integer kIntegerUsualMax = (Integer{1} << 63) - 1;
 
 /// Makes programs. Nodes may be reserved and defined later.
 class ProgramBuilder {

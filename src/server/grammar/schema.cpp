@@ -256,7 +256,8 @@ class SchemaCompiler {
     const std::uint32_t min_items = count_of(schema, "minItems", 0, path);
     const std::uint32_t max_items = count_of(schema, "maxItems", kUnlimited, path);
     const Integer low = bound_of(schema, "minimum", kIntegerMin, path);
-    const Integer high = bound_of(schema, "maximum", kIntegerMax, path);
+    const Integer high =
+        bound_of(schema, "maximum", low > kIntegerUsualMax ? kIntegerMax : kIntegerUsualMax, path);
     const std::vector<std::string> required = required_of(schema, path);
     // Looked at whatever the type is: a mistake in them is one.
     std::uint32_t item = builder_.base.any;

@@ -78,8 +78,10 @@ bool oracle_asked(const Json& schema, const Json& root, const Json& value) {
   }
   if (schema.contains("const") && schema["const"] != value) return false;
   if (value.is_number()) {
-    if (schema.contains("minimum") && value < schema["minimum"]) return false;
-    if (schema.contains("maximum") && value > schema["maximum"]) return false;
+    // Exact for all integers of 64 bits, signed or not.
+    const auto wide = [](const Json& number) { return number.get<long double>(); };
+    if (schema.contains("minimum") && wide(value) < wide(schema["minimum"])) return false;
+    if (schema.contains("maximum") && wide(value) > wide(schema["maximum"])) return false;
   }
   if (value.is_string() && schema.contains("maxLength") &&
       oracle_length(value) > schema["maxLength"].get<int>()) {

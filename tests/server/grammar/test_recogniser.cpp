@@ -115,17 +115,26 @@ TEST(Recogniser, IntegersStayWithinTheirBounds) {
 
 TEST(Recogniser, IntegersFitInto64Bits) {
   const Grammar grammar = schema_grammar(R"({"type":"integer"})");
-  for (const char* text :
-       {"0", "18446744073709551615", "-9223372036854775808", "9223372036854775807"}) {
+  for (const char* text : {"0", "-1", "-9223372036854775808", "9223372036854775807"}) {
     EXPECT_TRUE(accepts(grammar, text)) << text;
   }
   for (const char* text :
-       {"18446744073709551616", "-9223372036854775809", "100000000000000000000", "-"}) {
+       {"9223372036854775808", "-9223372036854775809", "100000000000000000000", "-"}) {
     EXPECT_FALSE(accepts(grammar, text)) << text;
   }
   EXPECT_TRUE(accepts(schema_grammar(R"({"type":"integer","minimum":-1e30,"maximum":3})"), "-5"));
   EXPECT_FALSE(accepts(
       schema_grammar(R"({"type":"integer","minimum":4,"maximum":18446744073709551615})"), "3"));
+}
+
+TEST(Recogniser, BoundsReachToUnsigned64Bits) {
+  const Grammar grammar =
+      schema_grammar(R"({"type":"integer","minimum":0,"maximum":18446744073709551615})");
+  EXPECT_TRUE(accepts(grammar, "18446744073709551615"));
+  EXPECT_FALSE(accepts(grammar, "18446744073709551616"));
+  const Grammar above = schema_grammar(R"({"type":"integer","minimum":9223372036854775808})");
+  EXPECT_TRUE(accepts(above, "18446744073709551615"));
+  EXPECT_FALSE(accepts(above, "9223372036854775807"));
 }
 
 TEST(Recogniser, NumbersAreFiniteInEveryParser) {

@@ -76,7 +76,8 @@ Walk walk_random(const Grammar& grammar, const TokenMask& mask,
       if (!has(bits, id)) continue;
       fitting.push_back(id);
       const std::string& token = tokens[id];
-      if (token == "}" || token == "]" || (token == "\"" && !closing)) closing = id;
+      // A quote first: inside a string brackets fit, too.
+      if (token == "\"" || (!closing && (token == "}" || token == "]"))) closing = id;
     }
     EXPECT_TRUE(!fitting.empty() || state.may_end()) << walk.text;
     EXPECT_EQ(state.must_end(), fitting.empty()) << walk.text;
@@ -86,7 +87,13 @@ Walk walk_random(const Grammar& grammar, const TokenMask& mask,
     }
     std::size_t id =
         fitting[static_cast<std::size_t>(random.below(static_cast<int>(fitting.size())))];
-    if (closing && (step > options.patience || random.chance(0.2))) id = *closing;
+    if (closing && (step > options.patience || random.chance(0.2))) {
+      id = *closing;
+    } else if (step > options.patience) {  // the shortest opens least
+      for (const std::size_t other : fitting) {
+        if (tokens[other].size() <= tokens[id].size()) id = other;
+      }
+    }
     EXPECT_TRUE(state.advance(tokens[id])) << walk.text << tokens[id];
     walk.text += tokens[id];
   }
@@ -124,7 +131,7 @@ TEST(TokenMaskOf, SmallVocabulariesEqualsAskingForEveryToken) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     const std::vector<std::string> tokens = small_vocabulary(seed);
     const TokenMask mask(views(tokens));
-    expect_valid_texts(mask, tokens, seed, 150, {.check = 1.0});
+    expect_valid_texts(mask, tokens, seed, 150, {.patience = 25, .check = 0.5});
   }
 }
 
@@ -132,7 +139,7 @@ TEST(TokenMaskOf, SmallVocabulariesMakesTextsOfTheSchema) {
   for (std::uint64_t seed = 10; seed <= 13; ++seed) {
     const std::vector<std::string> tokens = small_vocabulary(seed);
     const TokenMask mask(views(tokens));
-    expect_valid_texts(mask, tokens, seed, 1000, {});
+    expect_valid_texts(mask, tokens, seed, 700, {});
   }
 }
 
@@ -154,7 +161,7 @@ TEST(TokenMaskOf, SmolLM2EqualsAskingForEveryTokenAndMakesTextsOfTheSchema) {
   const Tokenizer tokenizer = Tokenizer::open(*path);
   const std::vector<std::string> tokens = tokenizer_tokens(tokenizer);
   const TokenMask mask(tokenizer);
-  expect_valid_texts(mask, tokens, 77, 80, {.patience = 25, .most = 120, .check = 0.02});
+  expect_valid_texts(mask, tokens, 77, 80, {.patience = 25, .most = 200, .check = 0.02});
 }
 
 TEST(TokenMaskOf, AnObjectMakesAnyObject) {
