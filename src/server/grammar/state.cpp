@@ -4,19 +4,63 @@
 
 #include <cstddef>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 
 namespace lca::server {
 
 namespace {
 
-struct PlaceHash {
-  std::size_t operator()(const Place& place) const {
-    std::size_t hash = place.node * 0x9e3779b97f4a7c15ULL;
-    hash ^= (place.value + 0x7f4a7c15ULL) * 0xc2b2ae3d27d4eb4fULL;
-    return hash ^ (reinterpret_cast<std::size_t>(place.activation.get()) * 0x165667b19e3779f9ULL);
+/// Places, each once. The activations they name outlive the set: the walk's caller or the walk
+/// holds them.
+class PlaceSet {
+ public:
+  bool insert(const Place& place) {
+    constexpr std::size_t few = 12;  // as there almost always are: compared one by one
+    const Entry entry{place.node, place.value, place.activation.get()};
+    if (entries_.size() < few) {
+      for (const Entry& seen : entries_) {
+        if (seen == entry) return false;
+      }
+      entries_.push_back(entry);
+      return true;
+    }
+    if (table_.size() < 2 * (entries_.size() + 1)) grow();
+    std::uint32_t& slot = find(entry);
+    if (slot != 0) return false;
+    entries_.push_back(entry);
+    slot = static_cast<std::uint32_t>(entries_.size());
+    return true;
   }
+
+ private:
+  struct Entry {
+    std::uint32_t node;
+    std::uint32_t value;
+    const Activation* activation;
+    bool operator==(const Entry&) const = default;
+  };
+
+  /// The slot that holds the entry's number, or the free one where it belongs.
+  std::uint32_t& find(const Entry& entry) {
+    std::uint64_t hash = entry.node * 0x9e3779b97f4a7c15ULL;
+    hash ^= (entry.value + 0x7f4a7c15ULL) * 0xc2b2ae3d27d4eb4fULL;
+    hash ^= reinterpret_cast<std::uintptr_t>(entry.activation) * 0x165667b19e3779f9ULL;
+    std::size_t at = (hash >> 32U) & (table_.size() - 1);
+    while (table_[at] != 0 && !(entries_[table_[at] - 1] == entry)) {
+      at = (at + 1) & (table_.size() - 1);
+    }
+    return table_[at];
+  }
+
+  void grow() {
+    table_.assign(table_.empty() ? 512 : 4 * table_.size(), 0);
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      find(entries_[i]) = static_cast<std::uint32_t>(i + 1);
+    }
+  }
+
+  std::vector<Entry> entries_;
+  std::vector<std::uint32_t> table_;  // a power of two; number of an entry from 1, or 0
 };
 
 }  // namespace
@@ -37,7 +81,7 @@ class GrammarState::Walk {
     if (height == kNever || depth + height > kMaxCalls) return;
     if (is_reading(node)) {
       Place place{node, value, activation};
-      if (first_time(place)) out_.places_.push_back(std::move(place));
+      if (seen_.insert(place)) out_.places_.push_back(std::move(place));
       return;
     }
     open_.push_back({node, value, activation});
@@ -47,7 +91,7 @@ class GrammarState::Walk {
     while (!open_.empty()) {
       const Place place = std::move(open_.back());
       open_.pop_back();
-      if (first_time(place)) follow(place);
+      if (seen_.insert(place)) follow(place);
     }
   }
 
@@ -55,20 +99,6 @@ class GrammarState::Walk {
   bool is_reading(std::uint32_t node) const {
     const Op op = program_.nodes[node].op;
     return op == Op::bytes || op == Op::chars;
-  }
-
-  /// Few places, as there almost always are, are compared one by one.
-  bool first_time(const Place& place) {
-    constexpr std::size_t few = 12;
-    if (seen_few_.size() < few) {
-      for (const Place& seen : seen_few_) {
-        if (seen == place) return false;
-      }
-      seen_few_.push_back(place);
-      return true;
-    }
-    if (seen_many_.empty()) seen_many_.insert(seen_few_.begin(), seen_few_.end());
-    return seen_many_.insert(place).second;
   }
 
   void follow(const Place& place) {
@@ -134,8 +164,7 @@ class GrammarState::Walk {
   const Program& program_;
   std::vector<Place> open_;
   std::vector<Call> calls_;
-  std::vector<Place> seen_few_;
-  std::unordered_set<Place, PlaceHash> seen_many_;
+  PlaceSet seen_;
 };
 
 GrammarState::GrammarState(const Grammar& grammar) : program_(grammar.program_) {
