@@ -81,12 +81,11 @@ class GrammarState {
 
   /// The state that is nowhere, for `step`.
   static GrammarState nowhere(const GrammarState& like);
-  /// Makes this the state of `from` and one more byte, by the places [first, last) alone; false if
-  /// there is none.
+  /// Makes this what follows `from` after one more byte; false if nothing does.
   bool step(const GrammarState& from, std::uint8_t byte);
   bool step(std::span<const Place> from, std::uint8_t byte);
-  /// Makes this what follows where `from`, inside a string, has just read its closing quote.
-  bool step_return(const Place& from);
+  /// Makes this what follows where all of `from`, inside strings, have just read the closing quote.
+  bool step_return(std::span<const Place> from);
 
  private:
   class Walk;

@@ -228,9 +228,9 @@ bool GrammarState::step(std::span<const Place> from, std::uint8_t byte) {
   return ends_ || !places_.empty();
 }
 
-bool GrammarState::step_return(const Place& from) {
+bool GrammarState::step_return(std::span<const Place> from) {
   Walk walk(*this);
-  walk.add(builtins().ret, 0, from.activation);
+  for (const Place& place : from) walk.add(builtins().ret, 0, place.activation);
   walk.run();
   return ends_ || !places_.empty();
 }

@@ -117,20 +117,20 @@ std::shared_ptr<const TokenMask::StringMask> TokenMask::string_mask(std::uint32_
   return mask;
 }
 
-void TokenMask::string_allowed(const GrammarState& state, const Place& place, TokenBits& bits,
-                               Walker& walker) const {
+void TokenMask::strings_allowed(const GrammarState& state, std::span<const Place> places,
+                                const StringMask& mask, TokenBits& bits, Walker& walker) const {
   const Program& program = state.program();
-  const bool key = program.nodes[place.node].a == kKeyChars;
-  const auto mask = string_mask(place.node, key ? kUnlimited : place.value);
-  for (std::size_t i = 0; i < bits.size(); ++i) bits[i] |= mask->bits[i];
-  if (mask->exits.empty()) return;
+  for (std::size_t i = 0; i < bits.size(); ++i) bits[i] |= mask.bits[i];
+  if (mask.exits.empty()) return;
   GrammarState after = GrammarState::nowhere(state);
-  if (!after.step_return(place)) return;
+  if (!after.step_return(places)) return;
+  const Place& first = places.front();
+  const bool named = program.nodes[first.node].a == kKeyChars && first.value != 0;
   std::string path;
-  for (const std::uint32_t exit : mask->exits) {
-    if (key && place.value != 0) {  // not a name that is taken
+  for (const std::uint32_t exit : mask.exits) {
+    if (named) {  // not a name that is taken
       vocabulary_.path(exit, path);
-      std::uint32_t name = place.value;
+      std::uint32_t name = first.value;
       for (std::size_t i = 0; i + 1 < path.size() && name != 0; ++i) {
         name = program.name_next(name, static_cast<std::uint8_t>(path[i]));
       }
@@ -143,16 +143,33 @@ void TokenMask::string_allowed(const GrammarState& state, const Place& place, To
 }
 
 void TokenMask::allowed(const GrammarState& state, TokenBits& bits) const {
+  struct Group {
+    std::shared_ptr<const StringMask> mask;
+    std::vector<Place> places;
+  };
   bits.assign((vocabulary_.size() + 63) / 64, 0);
-  Walker walker(vocabulary_, state);
   std::vector<Place> others;
+  std::vector<Group> groups;
   for (const Place& place : state.places()) {
-    if (state.program().nodes[place.node].op == Op::chars) {
-      string_allowed(state, place, bits, walker);
-    } else {
+    const Node& node = state.program().nodes[place.node];
+    if (node.op != Op::chars) {
       others.push_back(place);
+      continue;
+    }
+    const bool key = node.a == kKeyChars;
+    auto mask = string_mask(place.node, key ? kUnlimited : place.value);
+    const bool alone = key && place.value != 0;
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](const Group& group) {
+      return !alone && group.mask == mask && (!key || group.places.front().value == 0);
+    });
+    if (same != groups.end()) {
+      same->places.push_back(place);
+    } else {
+      groups.push_back({std::move(mask), {place}});
     }
   }
+  Walker walker(vocabulary_, state);
+  for (const Group& group : groups) strings_allowed(state, group.places, *group.mask, bits, walker);
   if (!others.empty()) walker.walk(0, vocabulary_.node_count(), 0, others, bits);
 }
 

@@ -55,8 +55,9 @@ class TokenMask {
 
   std::shared_ptr<const StringMask> string_mask(std::uint32_t node, std::uint32_t left) const;
   StringMask string_mask_make(const Node& node, std::uint32_t left) const;
-  void string_allowed(const GrammarState& state, const Place& place, TokenBits& bits,
-                      Walker& walker) const;
+  /// For places with the same mask; for one place alone if it is in a key that may be a name.
+  void strings_allowed(const GrammarState& state, std::span<const Place> places,
+                       const StringMask& mask, TokenBits& bits, Walker& walker) const;
 
   Vocabulary vocabulary_;
   mutable std::mutex mutex_;

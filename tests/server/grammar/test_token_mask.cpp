@@ -164,6 +164,26 @@ TEST(TokenMaskOf, SmolLM2EqualsAskingForEveryTokenAndMakesTextsOfTheSchema) {
   expect_valid_texts(mask, tokens, 77, 80, {.patience = 25, .most = 200, .check = 0.02});
 }
 
+TEST(TokenMaskOf, ManyStringsAtOnceEqualsAskingForEveryToken) {
+  Json choices = Json::array();
+  for (int i = 0; i < 300; ++i) {
+    choices.push_back(Json{
+        {"type", "array"}, {"items", {{"type", "string"}, {"maxLength", i}}}, {"maxItems", i}});
+    choices.push_back(Json{{"type", "object"}, {"properties", {{"a" + std::to_string(i), true}}}});
+  }
+  const Grammar grammar = Grammar::from_schema(Json{{"anyOf", choices}});
+  const std::vector<std::string> tokens = small_vocabulary(8);
+  const TokenMask mask(views(tokens));
+  TokenBits bits;
+  for (const char* text :
+       {"", "[", "[\"", "[\"aé", "{", "{\"", "{\"a", "{\"a1", "{\"a12\"", "{\"b\":[\""}) {
+    SCOPED_TRACE(text);
+    GrammarState state = grammar.start();
+    ASSERT_TRUE(state.advance(text));
+    expect_equal_to_every_token(state, mask, tokens, bits);
+  }
+}
+
 TEST(TokenMaskOf, AnObjectMakesAnyObject) {
   const std::vector<std::string> tokens = small_vocabulary(4);
   const TokenMask mask(views(tokens));
