@@ -1,0 +1,60 @@
+#pragma once
+/// JSON Schema: which keywords there are, what their values may be, and how two schemas combine.
+
+#include "server/grammar/program.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lca::server {
+
+/// Limits that keep the time and memory of a schema small, whoever wrote it.
+inline constexpr std::size_t kMaxSchemaDepth = 64;
+inline constexpr std::size_t kMaxSchemaValues = 100'000;
+inline constexpr std::size_t kMaxSubschemas = 4096;
+inline constexpr std::size_t kMaxMerges = 1024;
+
+enum JsonType : std::uint32_t {
+  kNull = 1,
+  kBoolean = 2,
+  kInteger = 4,
+  kNumber = 8,  // includes integers
+  kString = 16,
+  kArray = 32,
+  kObject = 64,
+  kAnyType = 127,
+};
+
+/// `#/properties/a` and one more part. Names are shortened: paths are for messages.
+std::string path_join(std::string_view path, std::string_view part);
+
+/// The number of values in `json`. Throws Error where it is too deep or has too many; needs no
+/// stack.
+std::size_t schema_size(const Json& json);
+
+/// Throws Error for a keyword that is not implemented.
+void keywords_check(const Json& schema, std::string_view path);
+/// Whether the keyword says nothing about values (title, description, default, …).
+bool keyword_annotates(std::string_view keyword);
+
+std::uint32_t types_of(const Json& schema, std::string_view path);
+/// A bound such as maxItems: a whole number from 0; `absent` where there is none.
+std::uint32_t count_of(const Json& schema, const char* keyword, std::uint32_t absent,
+                       std::string_view path);
+Integer bound_of(const Json& schema, const char* keyword, Integer absent, std::string_view path);
+std::vector<std::string> required_of(const Json& schema, std::string_view path);
+/// The values of enum and const that the other keywords allow.
+std::vector<Json> values_of(const Json& schema, std::string_view path);
+
+/// A schema that asks for what both ask for; false where nothing satisfies both. Throws Error where
+/// that cannot be said without a keyword that is not implemented.
+Json schemas_merge(const Json& one, const Json& other, std::string_view path);
+
+/// The schema a `$ref` names, "#" or "#/…"; throws Error if there is none.
+const Json& reference_find(const Json& root, const Json& reference, std::string_view path);
+
+}  // namespace lca::server

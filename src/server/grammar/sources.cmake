@@ -1,0 +1,10 @@
+set(lca_server_grammar_sources
+  src/server/grammar/builtins.cpp
+  src/server/grammar/grammar.cpp
+  src/server/grammar/program.cpp
+  src/server/grammar/schema.cpp
+  src/server/grammar/schema_check.cpp
+  src/server/grammar/schema_merge.cpp
+  src/server/grammar/state.cpp
+  src/server/grammar/token_mask.cpp
+  src/server/grammar/vocabulary.cpp)
