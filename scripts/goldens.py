@@ -38,6 +38,7 @@ KINDS = {
     "rope": (["make_rope.py"], None),
     "sampler": (["make_sampler.py"], None),
     "chat": (["make_chat.py"], None),
+    "tools": (["make_tools.py"], None),
 }
 
 

@@ -18,7 +18,7 @@ enum class ToolFormat : std::uint8_t {
 /// `none`.
 ToolFormat tool_format_detect(std::string_view chat_template);
 
-/// Special tokens that a reply's decoder must keep in the text, because `ToolReader` reads them.
+/// Tokens of calls that `ToolReader` reads: they must be in the text of a reply.
 std::vector<std::string_view> tool_reply_marks(ToolFormat format);
 
 // --- the fixed texts ---------------------------------------------------------------------------

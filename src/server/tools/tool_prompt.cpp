@@ -305,6 +305,13 @@ ToolPrompt::ToolPrompt(const Tokenizer& tokenizer, ChatFormat chat, std::string_
   }
 }
 
+bool ToolPrompt::reply_is_special() const {
+  return std::ranges::any_of(tool_reply_marks(format_), [&](std::string_view mark) {
+    const auto id = tokenizer_.find(mark);
+    return id && tokenizer_.is_special(*id);
+  });
+}
+
 std::vector<std::int32_t> ToolPrompt::ids(std::span<const Message> messages,
                                           std::span<const ToolSpec> tools) const {
   if (format_ == ToolFormat::none) return chat_.prompt(plain_messages(messages, tools));

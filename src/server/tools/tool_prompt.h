@@ -29,6 +29,9 @@ class ToolPrompt {
 
   /// `none`: `ids` takes neither tools nor calls nor results.
   ToolFormat format() const { return format_; }
+  /// Whether `ToolReader` reads tokens that this tokenizer declares special: replies must then be
+  /// generated with GenerateOptions::with_special.
+  bool reply_is_special() const;
   std::vector<std::int32_t> ids(std::span<const Message> messages,
                                 std::span<const ToolSpec> tools) const;
 

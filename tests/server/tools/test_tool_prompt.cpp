@@ -249,6 +249,18 @@ TEST(ToolPrompts, WriteQwensTagsAsItsTokens) {
   EXPECT_EQ(count(prompt.ids(talk, std::vector{tool}), tokenizer, "</tool_call>"), 4);
 }
 
+TEST(ToolPrompts, SayWhetherCallsAreMadeOfSpecialTokens) {
+  const auto is_special = [](std::string_view name, std::int64_t type) {
+    const ToolStyleCases style = tool_style(name);
+    return ToolPrompt(tool_tokenizer(style.begin, style.end, type), style.format,
+                      style.chat_template)
+        .reply_is_special();
+  };
+  EXPECT_FALSE(is_special("qwen2.5", 3));
+  EXPECT_TRUE(is_special("llama3.1", 3));
+  EXPECT_FALSE(is_special("llama3.1", 4));
+}
+
 TEST(ToolPrompts, OfAnotherTemplateTakeNoTools) {
   const Tokenizer tokenizer = tool_tokenizer("", "<|im_end|>");
   const std::string_view plain = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}";
