@@ -291,13 +291,13 @@ TEST(ToolReaders, EndlessCallsBecomeText) {
   }
 }
 
-TEST(ToolReaders, DeepAndOverlappingRepliesEnd) {
+TEST(ToolReaders, DeepAndOverlappingRepliesEndSoon) {
   std::string deep = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": ";
   deep += std::string(100000, '[');
   EXPECT_EQ(shown(read_cut(ToolFormat::qwen25, deep, {})), deep);
-  // Every tag begins what looks like a call until the end: the worst case of reading again.
-  std::string overlapping;
-  for (int i = 0; i < 2000; ++i) overlapping += "<tool_call>{\",\":\",\":\"";
+  // A call that never ends and has many tags inside: each is read again once.
+  std::string overlapping = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"";
+  for (int i = 0; i < 20000; ++i) overlapping += "<tool_call>{ ";
   EXPECT_EQ(shown(read_cut(ToolFormat::qwen25, overlapping, {})), overlapping);
 }
 
