@@ -8,9 +8,9 @@ namespace lca::server {
 namespace {
 
 using test::expect_error;
-using Kind = OutputRule::Kind;
+using RuleKind = OutputRule::Kind;
 
-const OutputRule kRequired = {.kind = Kind::tool_required};
+const OutputRule kRequired = {.kind = RuleKind::tool_required};
 const ToolSpec kPlain = {.name = "f", .description = ""};
 const ToolSpec kWeather = {
     .name = "get_weather",
@@ -62,7 +62,7 @@ TEST(ToolRules, AreTheTextOfTheGoldenCalls) {
 
 TEST(ToolRules, OfANamedToolHaveOneCallToIt) {
   const ToolRule rule = tool_rule(ToolFormat::qwen25, std::vector{kPlain, kWeather},
-                                  {.kind = Kind::tool_named, .name = "f"}, true);
+                                  {.kind = RuleKind::tool_named, .name = "f"}, true);
   ASSERT_EQ(rule.calls.size(), 1U);
   EXPECT_EQ(rule.calls[0].name, "f");
   EXPECT_EQ(rule.most_calls, 1U);
@@ -100,7 +100,7 @@ TEST(ToolRules, ThatNoReplyCanFollowAreRefused) {
   };
   expect_error(make(ToolFormat::none, tools, kRequired), {"Qwen2.5's or Llama 3.1's"});
   expect_error(make(ToolFormat::qwen25, {}, kRequired), {"there are no tools"});
-  expect_error(make(ToolFormat::qwen25, tools, {.kind = Kind::tool_named, .name = "g"}),
+  expect_error(make(ToolFormat::qwen25, tools, {.kind = RuleKind::tool_named, .name = "g"}),
                {"names g", "not among the tools"});
   expect_error(make(ToolFormat::qwen25, tools, {}), {"needs none"}, ErrorKind::internal);
 }
