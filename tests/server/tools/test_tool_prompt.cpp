@@ -211,6 +211,25 @@ TEST(ToolPrompts, EncodeTheTextWithTheMarksOfTheFormatAlone) {
   }
 }
 
+TEST(ToolPrompts, OfOrdinaryTextAreWhatTheTokenizerMakesOfIt) {
+  // A tokenizer with merges, special marks, and <tool_call> as a token that is not special.
+  const Tokenizer tokenizer = Tokenizer::open(LCA_SOURCE_DIR "/tests/golden/tokenizers/qwen2.json");
+  const ToolStyleCases style = tool_style("qwen2.5");
+  const ToolPrompt prompt(tokenizer, style.format, style.chat_template);
+  int tags = 0;
+  for (const ToolCase& sample : style.cases) {
+    const Ids ids = prompt.ids(sample.messages, sample.tools);
+    const Ids plain = tokenizer.encode(sample.text, {.add_special = false, .parse_special = true});
+    tags += static_cast<int>(count(ids, tokenizer, "<tool_call>"));
+    if (sample.name == "marks in the texts") {
+      EXPECT_NE(ids, plain);
+    } else {
+      EXPECT_EQ(ids, plain) << sample.name;
+    }
+  }
+  EXPECT_GT(tags, 20);
+}
+
 TEST(ToolPrompts, NothingAClientWritesBecomesAMark) {
   std::string hostile;
   for (const auto& list : {kControl, kAdded}) {
