@@ -41,6 +41,7 @@ KINDS = {
     "sampler": (["make_sampler.py"], None),
     "chat": (["make_chat.py"], None),
     "ruler": (["make_ruler.py", str(RULER)], RULER),
+    "tools": (["make_tools.py"], None),
 }
 
 

@@ -50,12 +50,89 @@ std::string_view spelling(const Tokenizer& tokenizer, std::optional<std::int32_t
   return id ? tokenizer.token(*id) : std::string_view();
 }
 
+/// Ids of a text, none of them special nor one of `guarded`.
+std::vector<std::int32_t> encode_text(const Tokenizer& tokenizer,
+                                      std::span<const std::int32_t> guarded,
+                                      std::string_view text) {
+  constexpr EncodeOptions kText{.add_special = false, .parse_special = false};
+  if (text.empty()) return {};
+  std::vector<std::int32_t> ids = tokenizer.encode(text, kText);
+  const auto is_guarded = [&](std::int32_t id) {
+    return std::ranges::find(guarded, id) != guarded.end();
+  };
+  if (std::ranges::none_of(ids, is_guarded)) return ids;
+
+  // Some checkpoints do not declare the marks of their format special, so that their tokenizers
+  // match them in any text. The text is cut after the first byte of each, so that none matches.
+  ids.clear();
+  std::size_t from = 0;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const bool spelled = std::ranges::any_of(
+        guarded, [&](std::int32_t id) { return text.substr(at).starts_with(tokenizer.token(id)); });
+    if (!spelled && at + 1 < text.size()) continue;
+    const auto part = tokenizer.encode(text.substr(from, at + 1 - from), kText);
+    ids.insert(ids.end(), part.begin(), part.end());
+    from = at + 1;
+  }
+  return ids;
+}
+
 }  // namespace
+
+std::vector<std::int32_t> chat_encode(const Tokenizer& tokenizer,
+                                      std::span<const std::int32_t> guarded,
+                                      std::span<const ChatPiece> pieces) {
+  std::string whole;
+  std::vector<std::int32_t> marks;
+  bool is_parsed = true;
+  for (const ChatPiece& piece : pieces) {
+    whole += piece.text;
+    if (!piece.mark) continue;
+    if (const auto id = tokenizer.find(piece.text)) {
+      marks.push_back(*id);
+      is_parsed = is_parsed && tokenizer.is_special(*id);
+    }
+  }
+
+  // Ordinary text: encode all of it, as the checkpoint's own tokenizer would. This is correct if
+  // and only if the special tokens in the result are those of the format.
+  if (is_parsed) {
+    std::vector<std::int32_t> ids =
+        tokenizer.encode(whole, {.add_special = false, .parse_special = true});
+    std::vector<std::int32_t> special;
+    std::ranges::copy_if(ids, std::back_inserter(special), [&](std::int32_t id) {
+      return tokenizer.is_special(id) || std::ranges::find(guarded, id) != guarded.end();
+    });
+    if (special == marks) return ids;
+  }
+
+  // A message contains the text of a special token: encode everything between the marks as plain
+  // text.
+  std::vector<std::int32_t> ids;
+  std::string text;
+  const auto flush = [&] {
+    const auto part = encode_text(tokenizer, guarded, text);
+    ids.insert(ids.end(), part.begin(), part.end());
+    text.clear();
+  };
+  for (const ChatPiece& piece : pieces) {
+    const auto id = piece.mark ? tokenizer.find(piece.text) : std::nullopt;
+    if (id) {
+      flush();
+      ids.push_back(*id);
+    } else {
+      text += piece.text;
+    }
+  }
+  flush();
+  return ids;
+}
 
 struct ChatTemplate::State {
   State(const Tokenizer& shared, ChatFormat format, std::string_view text);
-  std::vector<std::int32_t> encode(std::span<const ChatPiece> pieces) const;
-  std::vector<std::int32_t> encode_text(std::string_view text) const;
+  std::vector<std::int32_t> encode(std::span<const ChatPiece> pieces) const {
+    return chat_encode(tokenizer, guarded, pieces);
+  }
 
   Tokenizer tokenizer;
   ChatStyle style;
@@ -97,76 +174,6 @@ ChatTemplate::State::State(const Tokenizer& shared, ChatFormat format, std::stri
   }
   guarded.insert(guarded.end(), end_tokens.begin(), end_tokens.end());
   if (const auto begin = tokenizer.begin_token()) guarded.push_back(*begin);
-}
-
-std::vector<std::int32_t> ChatTemplate::State::encode_text(std::string_view text) const {
-  constexpr EncodeOptions kText{.add_special = false, .parse_special = false};
-  if (text.empty()) return {};
-  std::vector<std::int32_t> ids = tokenizer.encode(text, kText);
-  const auto is_guarded = [&](std::int32_t id) {
-    return std::ranges::find(guarded, id) != guarded.end();
-  };
-  if (std::ranges::none_of(ids, is_guarded)) return ids;
-
-  // Some checkpoints do not declare the marks of their format special, so that their tokenizers
-  // match them in any text. The text is cut after the first byte of each, so that none matches.
-  ids.clear();
-  std::size_t from = 0;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    const bool spelled = std::ranges::any_of(
-        guarded, [&](std::int32_t id) { return text.substr(at).starts_with(tokenizer.token(id)); });
-    if (!spelled && at + 1 < text.size()) continue;
-    const auto part = tokenizer.encode(text.substr(from, at + 1 - from), kText);
-    ids.insert(ids.end(), part.begin(), part.end());
-    from = at + 1;
-  }
-  return ids;
-}
-
-std::vector<std::int32_t> ChatTemplate::State::encode(std::span<const ChatPiece> pieces) const {
-  std::string whole;
-  std::vector<std::int32_t> marks;
-  bool is_parsed = true;
-  for (const ChatPiece& piece : pieces) {
-    whole += piece.text;
-    if (!piece.mark) continue;
-    if (const auto id = tokenizer.find(piece.text)) {
-      marks.push_back(*id);
-      is_parsed = is_parsed && tokenizer.is_special(*id);
-    }
-  }
-
-  // Ordinary text: encode all of it, as the checkpoint's own tokenizer would. This is correct if
-  // and only if the special tokens in the result are those of the format.
-  if (is_parsed) {
-    std::vector<std::int32_t> ids =
-        tokenizer.encode(whole, {.add_special = false, .parse_special = true});
-    std::vector<std::int32_t> special;
-    std::ranges::copy_if(ids, std::back_inserter(special),
-                         [&](std::int32_t id) { return tokenizer.is_special(id); });
-    if (special == marks) return ids;
-  }
-
-  // A message contains the text of a special token: encode everything between the marks as plain
-  // text.
-  std::vector<std::int32_t> ids;
-  std::string text;
-  const auto flush = [&] {
-    const auto part = encode_text(text);
-    ids.insert(ids.end(), part.begin(), part.end());
-    text.clear();
-  };
-  for (const ChatPiece& piece : pieces) {
-    const auto id = piece.mark ? tokenizer.find(piece.text) : std::nullopt;
-    if (id) {
-      flush();
-      ids.push_back(*id);
-    } else {
-      text += piece.text;
-    }
-  }
-  flush();
-  return ids;
 }
 
 ChatTemplate::ChatTemplate(const Tokenizer& tokenizer, ChatFormat format, std::string_view text)

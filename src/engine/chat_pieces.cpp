@@ -50,23 +50,6 @@ constexpr std::array<std::string_view, 29> kSpaces = {
     "\xe2\x80\x87", "\xe2\x80\x88", "\xe2\x80\x89", "\xe2\x80\x8a", "\xe2\x80\xa8",
     "\xe2\x80\xa9", "\xe2\x80\xaf", "\xe2\x81\x9f", "\xe3\x80\x80"};
 
-std::string_view text_trim(std::string_view text) {
-  for (bool again = true; again;) {
-    again = false;
-    for (const std::string_view space : kSpaces) {
-      if (text.starts_with(space)) {
-        text.remove_prefix(space.size());
-        again = true;
-      }
-      if (text.ends_with(space)) {
-        text.remove_suffix(space.size());
-        again = true;
-      }
-    }
-  }
-  return text;
-}
-
 std::string_view without_thinking(const ChatStyle& style, std::string_view reply) {
   const std::size_t at = style.forgets_thinking ? reply.rfind(kThinkEnd) : std::string_view::npos;
   return at == std::string_view::npos ? reply : reply.substr(at + kThinkEnd.size());
@@ -105,7 +88,7 @@ void llama3_turn(Pieces& out, std::string_view role, std::string_view first,
   out.mark("<|end_header_id|>");
   out.text("\n\n");
   out.text(first);
-  out.text(text_trim(text));
+  out.text(chat_trim(text));
   out.mark("<|eot_id|>");
 }
 
@@ -135,7 +118,7 @@ void llama2_user(Pieces& out, const ChatStyle& style, std::optional<std::string_
   text += user;
   out.mark(style.begin);
   out.text("[INST] ");
-  out.text(text_trim(text));
+  out.text(chat_trim(text));
   out.text(" [/INST]");
 }
 
@@ -151,7 +134,7 @@ void llama2_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessa
         break;
       case Role::assistant:
         out.text(" ");
-        out.text(text_trim(message.text));
+        out.text(chat_trim(message.text));
         out.text(" ");
         out.mark(style.end);
         break;
@@ -242,6 +225,23 @@ void answer(Pieces& out, const ChatStyle& style) {
 }
 
 }  // namespace
+
+std::string_view chat_trim(std::string_view text) {
+  for (bool again = true; again;) {
+    again = false;
+    for (const std::string_view space : kSpaces) {
+      if (text.starts_with(space)) {
+        text.remove_prefix(space.size());
+        again = true;
+      }
+      if (text.ends_with(space)) {
+        text.remove_suffix(space.size());
+        again = true;
+      }
+    }
+  }
+  return text;
+}
 
 std::vector<ChatPiece> chat_pieces(const ChatStyle& style, std::span<const ChatMessage> messages) {
   Pieces out;

@@ -3,6 +3,7 @@
 
 #include <lca/chat.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,5 +36,12 @@ std::vector<ChatPiece> chat_pieces(const ChatStyle& style, std::span<const ChatM
 /// From the end of a reply (beginning with its end token, if the format has one) through the user's
 /// message to the point where the assistant replies again.
 std::vector<ChatPiece> chat_next_pieces(const ChatStyle& style, std::string_view user);
+/// Ids of pieces: a mark becomes its token, and no text becomes a special token or one of
+/// `guarded`. A mark that the tokenizer lacks is text.
+std::vector<std::int32_t> chat_encode(const Tokenizer& tokenizer,
+                                      std::span<const std::int32_t> guarded,
+                                      std::span<const ChatPiece> pieces);
+/// Without whitespace at the ends, as templates trim.
+std::string_view chat_trim(std::string_view text);
 
 }  // namespace lca

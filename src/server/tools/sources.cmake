@@ -1,0 +1,10 @@
+set(lca_server_tools_sources
+  src/server/tools/json_scan.cpp
+  src/server/tools/python_json.cpp
+  src/server/tools/tool_call_read.cpp
+  src/server/tools/tool_events.cpp
+  src/server/tools/tool_format.cpp
+  src/server/tools/tool_grammar.cpp
+  src/server/tools/tool_prompt.cpp
+  src/server/tools/tool_reader.cpp
+  src/server/tools/tool_rule.cpp)
