@@ -24,6 +24,11 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#if defined(__GNUC__) && !defined(__clang__)
+// A false alarm of GCC 12 about the frames of coroutines, which have operators of their own.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+#endif
+
 namespace lca::server {
 namespace asio = boost::asio;
 }

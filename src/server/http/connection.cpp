@@ -58,6 +58,7 @@ asio::awaitable<void> Connection::serve(std::shared_ptr<Connection> self) {
     if (!begun) break;
     const bool again = co_await request_serve();
     if (!again) break;
+    replied_ = false;  // the client has read it, or asked for more without
   }
   if (replied_ && !broken_ && !eof_) co_await linger();
   close();
