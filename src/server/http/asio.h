@@ -1,17 +1,8 @@
 #pragma once
-/// Asio, compiled once (asio_impl.cpp) and not in every file. Include this and never boost/asio
-/// first: the macros must be the same everywhere.
+/// Asio, compiled once (asio_impl.cpp) and not in every file. Include this, or asio_config.h,
+/// before any header of Boost: the macros must be the same everywhere.
 
-#ifndef BOOST_ASIO_SEPARATE_COMPILATION
-#define BOOST_ASIO_SEPARATE_COMPILATION
-#endif
-#ifndef BOOST_ASIO_NO_DEPRECATED
-#define BOOST_ASIO_NO_DEPRECATED
-#endif
-// Beast asks for none of these, and without Boost.Context there is one library less.
-#ifndef BOOST_ASIO_DISABLE_BOOST_COROUTINE
-#define BOOST_ASIO_DISABLE_BOOST_COROUTINE
-#endif
+#include "server/http/asio_config.h"
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>

@@ -1,6 +1,6 @@
 #include "server/http/request_reader.h"
 
-#include "server/http/asio.h"
+#include "server/http/asio_config.h"
 
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/http/error.hpp>
@@ -11,6 +11,7 @@
 #include <utility>
 
 namespace lca::server {
+namespace asio = boost::asio;
 namespace http = boost::beast::http;
 
 struct RequestReader::Parser {

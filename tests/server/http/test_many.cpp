@@ -41,7 +41,7 @@ TEST(HttpMany, TwoHundredStreamsRunSideBySideOnOneThread) {
   EXPECT_TRUE(holds_within(5s, [&] { return server.server().connections() == 0; }));
 }
 
-TEST(HttpMany, ThreadsShareTheWork) {
+TEST(ThreadsHttp, ShareTheWork) {
   ServerOptions options;
   options.io_threads = 3;
   TestServer server(std::move(options));

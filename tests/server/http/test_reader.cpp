@@ -71,9 +71,7 @@ TEST(RequestReading, TargetsAreSplitAndDecoded) {
 
 TEST(Responses, HeadersCannotBeSmuggledIn) {
   EXPECT_NO_THROW(header_check("X-Model", "caf\xc3\xa9\tand more"));
-  for (const std::string value :
-       {"a\r\nb", "a\nb", "a\rb", std::string("a\0b", 3).c_str(), "\x7f", "\x01"}) {
-    if (value == "a") continue;  // cut at its NUL
+  for (const char* value : {"a\r\nb", "a\nb", "a\rb", "\x7f", "\x01"}) {
     EXPECT_THROW(header_check("X-Model", value), Error);
   }
   EXPECT_THROW(header_check("X-Model", std::string("a\0b", 3)), Error);
