@@ -46,12 +46,14 @@ std::vector<Outcome> requests_read(std::string_view input, std::size_t piece) {
   std::optional<RequestReader> reader(std::in_place, fuzz_limits);
   for (std::size_t at = 0; at < input.size(); at += piece) {
     held += input.substr(at, piece);
-    for (bool more = true; more && !held.empty();) {
+    for (;;) {
       const std::size_t used = reader->feed(held);
       require(used <= held.size());
       held.erase(0, used);
-      more = reader->state() == RequestReader::State::done;
-      if (reader->state() < RequestReader::State::done) continue;
+      if (reader->state() < RequestReader::State::done) {
+        if (used == 0) break;
+        continue;
+      }
       Outcome outcome{reader->state(), reader->status(), reader->keep_alive(), {}};
       outcome.request = std::move(reader->request());
       all.push_back(std::move(outcome));

@@ -27,6 +27,26 @@ struct ConnectionLeave {
   ~ConnectionLeave() { core->connection_leave(connection); }
 };
 
+/// Counts a body's memory while it is read.
+class ReadingBytes {
+ public:
+  explicit ReadingBytes(ServerCore& core) : core_(core) {}
+  ReadingBytes(const ReadingBytes&) = delete;
+  ReadingBytes& operator=(const ReadingBytes&) = delete;
+  ~ReadingBytes() { core_.reading_bytes -= held_; }
+
+  /// False: all bodies together take too much.
+  bool set(std::size_t held) {
+    core_.reading_bytes += held - held_;  // wraps around where it is less
+    held_ = held;
+    return core_.reading_bytes <= core_.options.max_reading_bytes;
+  }
+
+ private:
+  ServerCore& core_;
+  std::size_t held_ = 0;
+};
+
 }  // namespace
 
 Connection::Connection(std::shared_ptr<ServerCore> core, Socket socket)
@@ -230,6 +250,7 @@ asio::awaitable<bool> Connection::request_serve() {
 asio::awaitable<bool> Connection::request_read(RequestReader& reader) {
   auto deadline = began_ + core_->options.header_timeout;
   bool checked = false;
+  ReadingBytes reading(*core_);
   for (;;) {
     input_ = false;
     const std::size_t used = reader.feed(in_);
@@ -266,7 +287,13 @@ asio::awaitable<bool> Connection::request_read(RequestReader& reader) {
         if (!written) co_return false;
       }
     }
+    if (!reading.set(reader.body_held())) {
+      reply_.headers.emplace_back("Retry-After", "1");
+      co_await send_error(429, "the bodies that are being read take too much memory; try again");
+      co_return false;
+    }
     if (done) co_return true;
+    if (used > 0 && !in_.empty()) continue;  // the body, behind its headers
     if (eof_) {
       gone_ = true;
       co_return false;

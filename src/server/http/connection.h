@@ -33,7 +33,8 @@ struct ServerCore {
   ServerOptions options;
   Handler handler;
   std::atomic<bool> draining{false};
-  std::function<void()> on_empty;  ///< draining, and the last connection left
+  std::atomic<std::size_t> reading_bytes{0};  ///< of bodies that are not complete
+  std::function<void()> on_empty;             ///< draining, and the last connection left
 
   metrics::Gauge* open_gauge = nullptr;
   metrics::Counter* refused_counter = nullptr;

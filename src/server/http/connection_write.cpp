@@ -114,26 +114,31 @@ std::string Connection::comment_text() const {
 
 /// Hands a stream to the socket: whatever gathered while the last write went on goes out as one.
 asio::awaitable<void> Connection::pump([[maybe_unused]] std::shared_ptr<Connection> self) {
-  auto idle_since = Clock::now();
-  while (!gone_) {
-    if (reply_.pending.empty()) {
-      if (reply_.ending) break;
-      const bool comments = reply_.events && !reply_.head_only;
-      const auto due = idle_since + core_->options.comment_every;
-      if (comments && Clock::now() >= due) {
-        stream_append(comment_text());
+  try {
+    auto idle_since = Clock::now();
+    while (!gone_) {
+      if (reply_.pending.empty()) {
+        if (reply_.ending) break;
+        const bool comments = reply_.events && !reply_.head_only;
+        const auto due = idle_since + core_->options.comment_every;
+        if (comments && Clock::now() >= due) {
+          stream_append(comment_text());
+          continue;
+        }
+        output_timer_.expires_at(comments ? due : Clock::time_point::max());
+        WriteError error;
+        co_await output_timer_.async_wait(asio::redirect_error(asio::use_awaitable, error));
         continue;
       }
-      output_timer_.expires_at(comments ? due : Clock::time_point::max());
-      WriteError error;
-      co_await output_timer_.async_wait(asio::redirect_error(asio::use_awaitable, error));
-      continue;
+      const std::string bytes = std::exchange(reply_.pending, {});
+      room_timer_.cancel();
+      const bool written = co_await write_all(bytes);
+      if (!written) break;
+      idle_since = Clock::now();
     }
-    const std::string bytes = std::exchange(reply_.pending, {});
-    room_timer_.cancel();
-    const bool written = co_await write_all(bytes);
-    if (!written) break;
-    idle_since = Clock::now();
+  } catch (const std::exception&) {  // no memory: the handler waits for the end all the same
+    broken_ = true;
+    client_gone();
   }
   reply_.pump_done = true;
   room_timer_.cancel();

@@ -94,7 +94,7 @@ bool target_split(std::string_view target, std::string& path, std::string& query
 }
 
 RequestReader::RequestReader(const ReadLimits& limits) : parser_(std::make_unique<Parser>()) {
-  parser_->beast.eager(true);
+  parser_->beast.eager(false);
   parser_->beast.header_limit(static_cast<std::uint32_t>(limits.header_bytes));
   parser_->beast.body_limit(limits.body_bytes);
 }
@@ -113,10 +113,14 @@ std::size_t RequestReader::feed(std::string_view bytes) {
   boost::beast::error_code error;
   auto& parser = parser_->beast;
   std::size_t consumed = 0;
-  // The parser may stop short of the end of what it was given, between head and body.
-  while (consumed < bytes.size() && !error && !parser.is_done()) {
+  // The parser stops after each part: head, chunk, body. The headers are taken as soon as they are
+  // there, since trailers join them later, which must not pass for what the gate has seen.
+  for (;;) {
     const std::string_view rest = bytes.substr(consumed);
-    consumed += parser.put(asio::const_buffer(rest.data(), rest.size()), error);
+    const std::size_t used = parser.put(asio::const_buffer(rest.data(), rest.size()), error);
+    consumed += used;
+    if (error || parser.is_done() || consumed == bytes.size() || used == 0) break;
+    if (state_ == State::headers && parser.is_header_done()) break;
   }
   if (error && error != http::error::need_more) {
     if (error == http::error::header_limit) {
@@ -136,6 +140,10 @@ std::size_t RequestReader::feed(std::string_view bytes) {
     state_ = State::done;
   }
   return consumed;
+}
+
+std::size_t RequestReader::body_held() const {
+  return state_ == State::body ? parser_->beast.get().body().capacity() : request_.body.size();
 }
 
 void RequestReader::take_headers() {

@@ -27,7 +27,9 @@ class RequestReader {
   RequestReader(const RequestReader&) = delete;
   RequestReader& operator=(const RequestReader&) = delete;
 
-  /// Takes bytes and returns how many were consumed; those after the request's end are not.
+  /// Takes bytes and returns how many were consumed; those after the request's end are not. Stops
+  /// behind the headers, so that no room is made for the body of a request that is refused: call
+  /// again until nothing is consumed.
   std::size_t feed(std::string_view bytes);
 
   State state() const { return state_; }
@@ -39,6 +41,7 @@ class RequestReader {
   HttpRequest& request() { return request_; }
   bool keep_alive() const { return keep_alive_; }
   bool expects_continue() const { return expects_continue_; }
+  std::size_t body_held() const;  ///< bytes of memory that the body takes so far
   int minor_version() const { return minor_version_; }  ///< of HTTP/1
 
  private:

@@ -168,12 +168,16 @@ asio::awaitable<void> Server::Impl::accept() {
     const std::size_t count = core->connection_count();
     if (count >= limit && core->refused_counter) core->refused_counter->add();
     if (count >= limit + turned_away_at_once) continue;  // the socket closes itself
-    auto connection = std::make_shared<Connection>(core, std::move(socket));
-    core->connection_enter(connection);
-    if (count >= limit) {
-      asio::co_spawn(strand, connection->turn_away(connection), asio::detached);
-    } else {
-      asio::co_spawn(strand, connection->serve(connection), asio::detached);
+    try {
+      auto connection = std::make_shared<Connection>(core, std::move(socket));
+      core->connection_enter(connection);
+      if (count >= limit) {
+        asio::co_spawn(strand, connection->turn_away(connection), asio::detached);
+      } else {
+        asio::co_spawn(strand, connection->serve(connection), asio::detached);
+      }
+    } catch (const std::bad_alloc&) {  // of this client alone
+      continue;
     }
   }
 }

@@ -40,9 +40,10 @@ struct ServerOptions {
   std::chrono::milliseconds drain_timeout{30'000};   ///< for requests that run when draining begins
   std::chrono::milliseconds linger{1'000};           ///< for a client to read a refusal
 
-  std::size_t max_connections = 4096;    ///< beyond: 503 and closed
-  std::size_t stream_bound = 256 << 10;  ///< bytes of a stream that wait for the client
-  std::size_t read_ahead = 64 << 10;     ///< bytes of further requests taken while one runs
+  std::size_t max_connections = 4096;         ///< beyond: 503 and closed
+  std::size_t stream_bound = 256 << 10;       ///< bytes of a stream that wait for the client
+  std::size_t max_reading_bytes = 512 << 20;  ///< of bodies that are being read, together; 429
+  std::size_t read_ahead = 64 << 10;          ///< bytes of further requests taken while one runs
   int io_threads = 1;
   bool signals = false;  ///< SIGTERM and SIGINT drain; the second one stops
 

@@ -60,6 +60,29 @@ TEST(HttpLimits, LargeBodiesAre413HoweverTheyAreSent) {
   EXPECT_EQ(server.handled, 1);
 }
 
+TEST(HttpLimits, BodiesThatTogetherTakeTooMuchAre429) {
+  ServerOptions options;
+  options.limits.body_bytes = 1 << 20;
+  options.max_reading_bytes = 3 << 19;
+  TestServer server(std::move(options));
+  RawClient first(server.port());
+  const std::string body(1 << 20, 'a');
+  first.send(request_text("POST", "/echo", "Content-Length: 1048576\r\n") + "a");
+  EXPECT_EQ(RawClient(server.port()).ask(request_text("GET", "/echo")).status, 200);
+  RawClient second(server.port());
+  RawReply reply;
+  EXPECT_TRUE(holds_within(2s, [&] {  // until the first one has been read so far
+    RawClient other(server.port());
+    other.send(request_text("POST", "/echo", "Content-Length: 1048576\r\n") + "a");
+    reply = other.reply(false, 100ms);
+    return reply.status == 429;
+  }));
+  EXPECT_EQ(reply.headers["retry-after"], "1");
+  first.send(std::string_view(body).substr(1));
+  EXPECT_EQ(first.reply().status, 200);
+  EXPECT_EQ(second.ask(request_text("POST", "/echo", "", body)).status, 200);
+}
+
 TEST(HttpLimits, SlowSendersGet408) {
   ServerOptions options;
   options.header_timeout = 150ms;

@@ -109,12 +109,13 @@ TEST(HttpMany, DrainingLetsRunningRequestsEndAndTakesNoOthers) {
   TestServer server;
   RawClient idle(server.port());
   EXPECT_EQ(idle.ask(request_text("GET", "/echo")).status, 200);
+  RawClient half(server.port());
+  half.send("POST /echo HTTP/1.1\r\nHost: localhost\r\n");
+  std::this_thread::sleep_for(50ms);  // so that the server has read it: what it has not, it resets
   RawClient running(server.port());
   running.send(request_text("GET", "/wait"));
   RawClient stream(server.port());
   stream.send(request_text("GET", "/idle"));
-  RawClient half(server.port());
-  half.send("POST /echo HTTP/1.1\r\nHost: localhost\r\n");
   ASSERT_TRUE(holds_within(2s, [&] { return server.waiting == 2; }));
   server.server().drain();
   EXPECT_TRUE(idle.closed_within(2s));

@@ -14,9 +14,10 @@ namespace {
 /// Feeds two pieces as a connection does: what is not consumed comes again, with more.
 std::string feed_split(RequestReader& reader, std::string_view text, std::size_t at) {
   std::string held(text.substr(0, at));
-  held.erase(0, reader.feed(held));
-  held += text.substr(at);
-  held.erase(0, reader.feed(held));
+  for (const std::string_view more : {text.substr(at), std::string_view()}) {
+    while (const std::size_t used = reader.feed(held)) held.erase(0, used);
+    held += more;
+  }
   return held;
 }
 
@@ -46,6 +47,18 @@ TEST(RequestReading, ARequestWithoutABodyIsDoneAtItsBlankLine) {
   EXPECT_EQ(reader.feed(text), text.size());
   EXPECT_EQ(reader.state(), RequestReader::State::done);
   EXPECT_EQ(reader.feed("more"), 0U);
+}
+
+TEST(RequestReading, TrailersAreNoHeaders) {
+  RequestReader reader({});
+  std::string text =
+      "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+      "1\r\na\r\n0\r\nx-api-key: late\r\n\r\n";
+  const std::string rest = feed_split(reader, text, 0);
+  EXPECT_EQ(reader.state(), RequestReader::State::done);
+  EXPECT_EQ(rest, "");
+  EXPECT_EQ(reader.request().body, "a");
+  EXPECT_EQ(header_count(reader.request(), "x-api-key"), 0U);
 }
 
 TEST(RequestReading, OtherVersionsAreRefused) {
