@@ -1,5 +1,5 @@
-// Any bytes as what a client sends. Besides the sanitizers' checks: requests do not depend on where
-// the bytes are split, limits hold, and what passes the gate is what the gate lets pass.
+// Any bytes as what a client sends. Besides the sanitizers' checks: complete requests do not depend
+// on where the bytes are split, limits hold, and what passes the gate is what the gate lets pass.
 //
 // The first byte chooses the split; the rest is the connection's input, several requests perhaps.
 
@@ -104,8 +104,14 @@ void check_request(const Outcome& outcome) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 1) return 0;
   const std::string_view input(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const std::vector<Outcome> whole = requests_read(input, std::max<std::size_t>(input.size(), 1));
+  std::vector<Outcome> whole = requests_read(input, std::max<std::size_t>(input.size(), 1));
+  std::vector<Outcome> pieces = requests_read(input, std::size_t{data[0]} % 31 + 1);
   for (const Outcome& outcome : whole) check_request(outcome);
-  require(whole == requests_read(input, std::size_t{data[0]} % 31 + 1));
+  for (const Outcome& outcome : pieces) check_request(outcome);
+  // How soon a bad request is refused, and by which of its faults, may depend on the pieces.
+  for (std::vector<Outcome>* all : {&whole, &pieces}) {
+    if (!all->empty() && all->back().state == RequestReader::State::failed) all->pop_back();
+  }
+  require(whole == pieces);
   return 0;
 }
