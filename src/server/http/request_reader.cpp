@@ -16,6 +16,8 @@ namespace http = boost::beast::http;
 
 struct RequestReader::Parser {
   http::request_parser<http::string_body> beast;
+  std::size_t header_limit = 0;
+  std::size_t header_bytes = 0;  // consumed
 };
 
 namespace {
@@ -95,7 +97,10 @@ bool target_split(std::string_view target, std::string& path, std::string& query
 
 RequestReader::RequestReader(const ReadLimits& limits) : parser_(std::make_unique<Parser>()) {
   parser_->beast.eager(false);
-  parser_->beast.header_limit(static_cast<std::uint32_t>(limits.header_bytes));
+  // Beast counts the request line and the headers apart, or together, as the bytes are split; its
+  // limit only has to come after the one that feed() checks.
+  parser_->header_limit = limits.header_bytes;
+  parser_->beast.header_limit(static_cast<std::uint32_t>(limits.header_bytes + 64));
   parser_->beast.body_limit(limits.body_bytes);
 }
 
@@ -121,6 +126,13 @@ std::size_t RequestReader::feed(std::string_view bytes) {
     consumed += used;
     if (error || parser.is_done() || consumed == bytes.size() || used == 0) break;
     if (state_ == State::headers && parser.is_header_done()) break;
+  }
+  if (state_ == State::headers) {
+    parser_->header_bytes += consumed;
+    const std::size_t waiting = parser.is_header_done() ? 0 : bytes.size() - consumed;
+    if (parser_->header_bytes + waiting > parser_->header_limit) {
+      error = http::error::header_limit;
+    }
   }
   if (error && error != http::error::need_more) {
     if (error == http::error::header_limit) {
