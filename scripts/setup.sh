@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 build=(make cmake ninja-build g++ python3 python3-pip libhwy-dev libdnnl-dev libpcre2-dev
        libutf8proc-dev libfmt-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libgtest-dev
-       libgmock-dev)
+       libgmock-dev libboost1.81-dev libspdlog-dev)
 # libclang-rt-dev holds libFuzzer; older systems have it inside clang and lack the package.
 test=(ccache clang libclang-rt-dev libomp-dev clang-format g++-aarch64-linux-gnu)
 lint=(clang libomp-dev clang-format clang-tidy)
