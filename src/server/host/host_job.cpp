@@ -90,19 +90,22 @@ void EngineHost::State::lock_session(const JobPtr& job) {
       return;
     }
     // What this server saved last is in the prefix cache; what another one saved is not.
-    if (!options.prefix_cache || !store->is_known(name)) {
-      job->loaded =
-          store->load(name, model, context, {{}, options.session.chunk, options.session.marks});
-      if (job->loaded) {
-        job->tokens = tokens_align(tokenizer, std::move(job->tokens), job->loaded->tokens());
-      }
-    }
+    job->loads = !options.prefix_cache || !store->is_known(name);
+    if (model->info().device == "cpu") load_session(*job);
     post([this, job] { start(job); });
   } catch (const Error& error) {
     fail(job, api_error(error));
   } catch (const std::exception& error) {
     fail(job, refusal(500, error.what()));
   }
+}
+
+void EngineHost::State::load_session(HostJob& job) {
+  if (!std::exchange(job.loads, false)) return;
+  job.loaded = store->load(job.job.session, model, context,
+                           {{}, options.session.chunk, options.session.marks});
+  if (!job.loaded) return;
+  job.tokens = tokens_align(tokenizer, std::move(job.tokens), job.loaded->tokens());
 }
 
 /// On the engine's thread.
@@ -112,6 +115,7 @@ void EngineHost::State::start(const JobPtr& job) {
       end_cancelled(job);
       return;
     }
+    load_session(*job);  // a GPU's memory is written by the thread that uses it
     const Job& wish = job->job;
     const bool named = !wish.session.empty();
     job->keeps = (options.prefix_cache || named) && !wish.echo && !whole_prompts;

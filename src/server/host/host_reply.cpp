@@ -207,8 +207,17 @@ void EngineHost::State::finished(const JobPtr& job, int choice, RequestResult re
     }
     if (saves && result.session) job->to_save = std::move(result.session);
   }
-  job->held.push_back(std::move(event));
+  job->held.push_back(event);
   --job->open;
+  const bool reads_each = wish.echo && wish.generate.prompt_logprobs;
+  if (!whole && choice == 0 && !job->forked && !reads_each) {
+    // The prompt was not read to its end: the other choices have not begun.
+    for (int other = 1; other < wish.n; ++other) {
+      event.choice = other;
+      job->held.push_back(event);
+    }
+    job->open = 0;
+  }
   if (wish.session.empty()) {
     if (job->open > 0) {
       job->on_event(std::move(job->held.back()));

@@ -34,6 +34,7 @@ struct HostJob {
   // Of the thread that works on it.
   std::vector<std::int32_t> tokens;
   std::unique_ptr<SessionLock> lock;
+  bool loads = false;             ///< the file holds what this server does not know
   std::optional<Session> loaded;  ///< what the file held
 
   // Of the engine's thread.
@@ -106,6 +107,7 @@ struct EngineHost::State {
   // host_job.cpp
   void prepare(const JobPtr& job);
   void lock_session(const JobPtr& job);
+  void load_session(HostJob& job);
   void start(const JobPtr& job);
   std::optional<Session> beginning(HostJob& job, std::span<const std::int64_t> cuts);
   void request(const JobPtr& job, int choice, std::optional<Session> session,

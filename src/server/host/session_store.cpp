@@ -232,7 +232,11 @@ void SessionStore::fork(std::string_view from, std::string_view to, std::int64_t
           "the new name instead",
           from, at_message);
     }
-    if (length < record.head.length()) session_cut(record, length, from);
+    if (length < record.head.length()) {
+      // The token after it would be read again, for its logits: a request brings it along.
+      session_cut(record, length + 1, from);
+      record.head.pending.clear();
+    }
   }
   session_write(target.native(), record);
   folder_sync(folder_);
