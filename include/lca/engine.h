@@ -53,7 +53,7 @@ struct RequestCallbacks {
   std::function<bool(const GeneratePiece&)> piece;  ///< after every token; false cancels
   /// Reading stands at one of `Request::cuts`; may mark or fork the session. Its logits are known
   /// at the end of the prompt only. Called again where the prompt is read anew for want of memory.
-  std::function<void(Session&)> cut;
+  std::function<void(Session&)> cut = {};
   std::function<void(RequestResult)> finished;
   /// The result is what there was until then; a session in it stands before the step that failed.
   std::function<void(const Error&, RequestResult)> failed;
