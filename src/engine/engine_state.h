@@ -112,7 +112,7 @@ struct Engine::State {
   void gather(std::vector<EngineItem*>& to);
   Step step_of(EngineItem& item);
   void run(std::span<EngineItem*> part, const std::stop_token& stop);
-  void choose_together(std::span<EngineItem* const> part);
+  void choose_together(std::span<EngineItem* const> part) noexcept;
   void advance(EngineItem& item);
   void report(EngineItem& item);
   void reply_begin(EngineItem& item);

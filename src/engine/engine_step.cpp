@@ -291,26 +291,26 @@ void Engine::State::run(std::span<EngineItem*> part, const std::stop_token& stop
   }
 }
 
-/// Samples the next tokens of several requests on the context's threads. Hooks stay on this thread;
-/// a request that fails here fails again, alone, when its turn comes.
-void Engine::State::choose_together(std::span<EngineItem* const> part) {
-  choosing.clear();
-  for (EngineItem* item : part) {
-    item->chosen.reset();
-    const bool read = !item->reading || item->done + item->count == item->rest.size();
-    const bool more = item->reading ? item->request.generate.max_tokens > 0 : !item->ending;
-    if (read && more && !item->picks && !item->request.generate.adjust) choosing.push_back(item);
-  }
-  if (choosing.size() < 2) return;
-  const ContextUse use(context);
-  context.state().pool.run(std::ssize(choosing), [&](std::int64_t task, int) {
-    EngineItem& item = *choosing[static_cast<std::size_t>(task)];
-    try {
-      item.chosen = item.reply->choose();
-    } catch (...) {
-      item.chosen.reset();
+/// Samples the next tokens of several requests on the context's threads. Hooks stay on this thread.
+/// The step is taken: whatever fails here, a request without token chooses it when its turn comes.
+void Engine::State::choose_together(std::span<EngineItem* const> part) noexcept {
+  for (EngineItem* item : part) item->chosen.reset();
+  try {
+    choosing.clear();
+    for (EngineItem* item : part) {
+      const bool read = !item->reading || item->done + item->count == item->rest.size();
+      const bool more = item->reading ? item->request.generate.max_tokens > 0 : !item->ending;
+      if (read && more && !item->picks && !item->request.generate.adjust) choosing.push_back(item);
     }
-  });
+    if (choosing.size() < 2) return;
+    const ContextUse use(context);
+    context.state().pool.run(std::ssize(choosing), [&](std::int64_t task, int) {
+      EngineItem& item = *choosing[static_cast<std::size_t>(task)];
+      item.chosen = item.reply->choose();
+    });
+  } catch (...) {
+    return;  // those that have a token keep it: it is the one they would choose
+  }
 }
 
 void Engine::State::read_alone(EngineItem& item, const std::stop_token& stop) {
