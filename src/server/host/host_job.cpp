@@ -102,10 +102,26 @@ void EngineHost::State::lock_session(const JobPtr& job) {
 
 void EngineHost::State::load_session(HostJob& job) {
   if (!std::exchange(job.loads, false)) return;
+  job.tried = true;
   job.loaded = store->load(job.job.session, model, context,
                            {{}, options.session.chunk, options.session.marks});
   if (!job.loaded) return;
   job.tokens = tokens_align(tokenizer, std::move(job.tokens), job.loaded->tokens());
+}
+
+/// The cache has dropped what the file still holds: back to a worker.
+void EngineHost::State::load_again(const JobPtr& job) {
+  job->tried = job->loads = true;
+  workers->post([this, job] {
+    try {
+      if (model->info().device == "cpu") load_session(*job);
+      post([this, job] { start(job); });
+    } catch (const Error& error) {
+      fail(job, api_error(error));
+    } catch (const std::exception& error) {
+      fail(job, refusal(500, error.what()));
+    }
+  });
 }
 
 /// On the engine's thread.
@@ -136,6 +152,11 @@ void EngineHost::State::start(const JobPtr& job) {
                                 options.mark_distance, branch);
       session = beginning(*job, cuts);
       job->cached = session ? session->length() : 0;
+      if (named && !job->tried && size - job->cached > options.cut_distance) {
+        session.reset();
+        load_again(job);
+        return;
+      }
     }
     const bool reads_each = wish.echo && wish.generate.prompt_logprobs;
     if (wish.n > 1 && !reads_each) {

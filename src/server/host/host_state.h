@@ -35,6 +35,7 @@ struct HostJob {
   std::vector<std::int32_t> tokens;
   std::unique_ptr<SessionLock> lock;
   bool loads = false;             ///< the file holds what this server does not know
+  bool tried = false;             ///< the file was looked at
   std::optional<Session> loaded;  ///< what the file held
 
   // Of the engine's thread.
@@ -108,6 +109,7 @@ struct EngineHost::State {
   void prepare(const JobPtr& job);
   void lock_session(const JobPtr& job);
   void load_session(HostJob& job);
+  void load_again(const JobPtr& job);
   void start(const JobPtr& job);
   std::optional<Session> beginning(HostJob& job, std::span<const std::int64_t> cuts);
   void request(const JobPtr& job, int choice, std::optional<Session> session,

@@ -66,7 +66,6 @@ TEST(Prefix, AReplyThatComesBackAsTextKeepsItsIds) {
 TEST(Prefix, AHitRepliesAsAMissWould) {
   for (int round = 0; round < 4; ++round) {
     HostBench warm;
-    HostBench cold;
     const auto talk = document("first " + std::to_string(round));
     warm.run(HostBench::chat(talk));
     for (const std::string question : {"second?", "third, which is longer"}) {

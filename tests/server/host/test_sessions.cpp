@@ -83,11 +83,28 @@ TEST(HostSessions, TwoServersTakeTurnsOnOneSession) {
   }
   // What the session holds and the request does not say is not used.
   const auto other = two.run(named({{"user", "something else"}}, "s"));
-  HostBench fresh;
   HostOptions plain = with_sessions(folder);
   plain.sessions.clear();
   HostBench alone(plain);
   EXPECT_EQ(other->text(), alone.run(HostBench::chat({{"user", "something else"}}))->text());
+}
+
+TEST(HostSessions, WhatTheCacheHasDroppedIsTakenFromTheFile) {
+  const ScratchFolder folder;
+  HostOptions options = with_sessions(folder);
+  options.prefix_bytes = 1;  // nothing stays
+  HostBench bench(options);
+  Talk talk = {{"user", long_text(500)}};
+  for (int turn = 0; turn < 3; ++turn) {
+    const auto reply = bench.run(named(talk, "s", static_cast<std::uint64_t>(turn)));
+    ASSERT_EQ(reply->status(), 200) << reply->last().error->message;
+    EXPECT_EQ(bench.host.counts().prefix.entries, 0);
+    if (turn > 0) {
+      EXPECT_LT(reply->last().usage.prompt - reply->last().usage.cached, 45) << turn;
+    }
+    talk.emplace_back("assistant", reply->text());
+    talk.emplace_back("user", "on");
+  }
 }
 
 TEST(HostSessions, ASessionInUseIsRefusedAfterAWhile) {
