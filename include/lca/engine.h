@@ -31,6 +31,10 @@ struct Request {
   bool keep_prefix = false;
   /// The session is handed back at the end, at the last token of the reply.
   bool keep_session = false;
+  /// Lengths of the session at which a chunk of the prompt ends, ascending: there
+  /// `RequestCallbacks::cut` is called. Those that the session has passed are skipped; in `prompt`
+  /// mode there are none.
+  std::vector<std::int64_t> cuts;
   SessionOptions options;    ///< of a new session
   GenerateOptions generate;  ///< `stop` and cancelling are noticed between steps
 };
@@ -47,6 +51,9 @@ struct RequestResult {
 /// request with `failed`, and no other; what `failed` itself throws is ignored.
 struct RequestCallbacks {
   std::function<bool(const GeneratePiece&)> piece;  ///< after every token; false cancels
+  /// Reading stands at one of `Request::cuts`; may mark or fork the session. Its logits are known
+  /// at the end of the prompt only. Called again where the prompt is read anew for want of memory.
+  std::function<void(Session&)> cut = {};
   std::function<void(RequestResult)> finished;
   /// The result is what there was until then; a session in it stands before the step that failed.
   std::function<void(const Error&, RequestResult)> failed;

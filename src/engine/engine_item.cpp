@@ -31,6 +31,13 @@ void Engine::State::advance(EngineItem& item) {
     prefilled += static_cast<std::int64_t>(item.count);
     item.done += item.count;
     report(item);
+    if (!item.over && item.callbacks.cut && item.is_cut(0)) {
+      try {
+        item.callbacks.cut(item.session());
+      } catch (...) {
+        end_with(item, std::current_exception());
+      }
+    }
     if (!item.over && item.done == item.rest.size()) reply_begin(item);
     return;
   }
@@ -80,7 +87,9 @@ void Engine::State::next_token(EngineItem& item, bool picked) {
       finish(item, false);
       return;
     }
-    const std::int32_t token = picked ? item.greedy : reply.choose();
+    const std::int32_t token = picked        ? item.greedy
+                               : item.chosen ? *std::exchange(item.chosen, std::nullopt)
+                                             : reply.choose();
     if (token < 0) fail_internal("the model produced NaN");
     if (!reply.push(token)) {
       finish(item, false);

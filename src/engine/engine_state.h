@@ -53,10 +53,13 @@ struct EngineItem {
   std::size_t count = 0;  ///< tokens in it
   bool picks = false;     ///< `greedy` receives the next token
   std::int32_t greedy = 0;
+  std::optional<std::int32_t> chosen;  ///< the next token, where it was sampled beside others
 
   Session& session() { return *request.session; }
   /// What it reads next.
   std::span<const std::int32_t> chunk();
+  /// Whether reading stands at a cut after so many more tokens.
+  bool is_cut(std::size_t more);
   bool is_active() const { return !over && !paused; }
   bool cancel_requested() const {
     return cancel.stop_requested() || request.generate.stop.stop_requested();
@@ -88,6 +91,7 @@ struct Engine::State {
   bool alone_last = false;         ///< the last step was a prompt of its own
   std::int64_t prefilled = 0, decoded = 0;  ///< in this step
   std::vector<EngineItem*> items;           ///< scratch
+  std::vector<EngineItem*> choosing;        ///< scratch
   std::vector<Step> steps;                  ///< scratch
 
   /// Settings and chunk that a request's session has here.
@@ -108,6 +112,7 @@ struct Engine::State {
   void gather(std::vector<EngineItem*>& to);
   Step step_of(EngineItem& item);
   void run(std::span<EngineItem*> part, const std::stop_token& stop);
+  void choose_together(std::span<EngineItem* const> part) noexcept;
   void advance(EngineItem& item);
   void report(EngineItem& item);
   void reply_begin(EngineItem& item);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/context_state.h"
 #include "core/error.h"
 #include "engine/engine_state.h"
 #include "engine/session_state.h"
@@ -204,7 +205,16 @@ void Engine::State::gather(std::vector<EngineItem*>& to) {
 
 std::span<const std::int32_t> EngineItem::chunk() {
   const std::span<const std::int32_t> left = rest.subspan(done);
-  return left.first(std::min(static_cast<std::size_t>(session().state().chunk), left.size()));
+  std::size_t most = std::min(static_cast<std::size_t>(session().state().chunk), left.size());
+  const std::int64_t position = session().length();
+  const auto cut = std::ranges::upper_bound(request.cuts, position);
+  if (cut != request.cuts.end()) most = std::min(most, static_cast<std::size_t>(*cut - position));
+  return left.first(most);
+}
+
+bool EngineItem::is_cut(std::size_t more) {
+  return std::ranges::binary_search(request.cuts,
+                                    session().length() + static_cast<std::int64_t>(more));
 }
 
 Step Engine::State::step_of(EngineItem& item) {
@@ -218,7 +228,9 @@ Step Engine::State::step_of(EngineItem& item) {
         std::ssize(item.rest) - static_cast<std::int64_t>(item.done) - std::ssize(step.tokens);
     step.wants_logits = step.prompt_left == 0;
     step.logits = item.reply->prompt_sink();
-    picks = picks && step.wants_logits && !step.logits && item.request.generate.max_tokens > 0;
+    // A fork made at the end of the prompt needs its logits.
+    picks = picks && step.wants_logits && !step.logits && item.request.generate.max_tokens > 0 &&
+            !item.is_cut(step.tokens.size());
   } else {
     step.tokens = {&item.token, 1};
   }
@@ -245,6 +257,7 @@ void Engine::State::run(std::span<EngineItem*> part, const std::stop_token& stop
         const std::lock_guard lock(mutex);
         ++counts.steps;
       }
+      choose_together(part);
       for (EngineItem* item : part) advance(*item);
       return;
     }
@@ -275,6 +288,28 @@ void Engine::State::run(std::span<EngineItem*> part, const std::stop_token& stop
       if (stop.stop_requested()) return;
     }
     return;
+  }
+}
+
+/// Samples the next tokens of several requests on the context's threads. Hooks stay on this thread.
+/// The step is taken: whatever fails here, a request without token chooses it when its turn comes.
+void Engine::State::choose_together(std::span<EngineItem* const> part) noexcept {
+  for (EngineItem* item : part) item->chosen.reset();
+  try {
+    choosing.clear();
+    for (EngineItem* item : part) {
+      const bool read = !item->reading || item->done + item->count == item->rest.size();
+      const bool more = item->reading ? item->request.generate.max_tokens > 0 : !item->ending;
+      if (read && more && !item->picks && !item->request.generate.adjust) choosing.push_back(item);
+    }
+    if (choosing.size() < 2) return;
+    const ContextUse use(context);
+    context.state().pool.run(std::ssize(choosing), [&](std::int64_t task, int) {
+      EngineItem& item = *choosing[static_cast<std::size_t>(task)];
+      item.chosen = item.reply->choose();
+    });
+  } catch (...) {
+    return;  // those that have a token keep it: it is the one they would choose
   }
 }
 

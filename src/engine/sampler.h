@@ -3,6 +3,7 @@
 
 #include <lca/sampling.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -30,14 +31,18 @@ class Sampler {
 
   std::span<const float> penalise(std::span<const float> logits,
                                   std::span<const std::int32_t> history);
+  std::int32_t likeliest(std::span<const float> scores);
+  float kth_score(std::span<const float> scores, std::size_t k);
   void collect(std::span<const float> scores, float best);
   void keep_top_p();
   std::int32_t draw(std::int64_t position);
 
   Sampling sampling_;
   std::vector<float> scores_;
+  std::vector<float> largest_;  // of each block of scores
   std::vector<float> values_;
   std::vector<Candidate> candidates_;
+  std::vector<Candidate> sorted_;
 };
 
 }  // namespace lca

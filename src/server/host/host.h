@@ -1,0 +1,123 @@
+#pragma once
+/// Jobs of a server on one engine.
+///
+/// Threads. One thread steps the engine; between two steps it takes up prepared jobs and keeps the
+/// prefix cache, which therefore needs no lock. Two others do what a step must not wait for:
+/// tokenising, loading and saving sessions. `submit`, `cancel` and `counts` only take a short lock.
+///
+/// A job's way. `submit` admits it by the number and bytes of queued jobs, before anything is
+/// tokenised. A worker writes and tokenises the prompt, checks it against the context, and locks
+/// and loads its session. The engine's thread puts ids of known replies in place, finds the longest
+/// kept beginning and hands the rest to the engine, with the cuts of the prompt (prompt_cuts.h) as
+/// the places where chunks end; at some of them a fork goes into the cache. A prompt with several
+/// replies is read once and forked at its end. A job with a session is saved by a worker before its
+/// `done` events are handed out, and unlocked after.
+///
+/// Without prefix cache a job is read in the chunks of a session alone, and its replies depend on
+/// the job and its seed, whatever else runs.
+///
+/// Cancelling. A job that waits leaves its place at once; one that runs leaves before the next
+/// step, in the middle of its prompt too. Beginnings that were read stay in the cache.
+
+#include <lca/engine.h>
+#include <lca/model.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/host/host_meter.h"
+#include "server/host/prefix_cache.h"
+#include "server/host/session_store.h"
+#include "server/types.h"
+
+namespace lca::server {
+
+using JobId = std::uint64_t;
+
+/// What other parts of the server add to a job.
+struct HostHooks {
+  /// Token ids of a job's prompt; for jobs with tools, say. Empty: the chat template. Called by
+  /// worker threads, several at once.
+  std::function<std::vector<std::int32_t>(const Job&)> prompt;
+  /// Constrains a reply (`GenerateOptions::adjust`); may return none. `prompt_tokens` come before
+  /// the reply in what the function receives. Called, as what it returns, by the engine's thread.
+  std::function<decltype(GenerateOptions::adjust)(const Job&, int choice,
+                                                  std::int64_t prompt_tokens)>
+      adjust;
+};
+
+struct HostOptions {
+  std::int64_t context = 0;        ///< most tokens of prompt and reply; 0: what it was trained for
+  std::int64_t most_reply = 0;     ///< most tokens of a reply; 0: what the context has room for
+  std::int64_t most_queued = 256;  ///< jobs that are not taken up
+  std::size_t most_queued_bytes = std::size_t{64} << 20;  ///< of their prompts
+  bool prefix_cache = true;
+  std::size_t prefix_bytes = 0;       ///< of kept beginnings; 0: a quarter of the engine's memory
+  std::int64_t cut_distance = 512;    ///< between steady cuts of a prompt
+  std::int64_t mark_distance = 4096;  ///< between steady cuts that are kept
+  std::string sessions;               ///< folder of named sessions; empty: none
+  double lock_seconds = 2;            ///< that a job waits for its session
+  double progress_seconds = 0.25;     ///< between two `progress` events, at least
+  EngineOptions engine;
+  SessionOptions session;
+  std::optional<Tokenizer> tokenizer;  ///< in place of the model's
+  std::optional<ChatTemplate> chat;    ///< in place of the model's
+  HostHooks hooks;
+};
+
+/// What a host does and did.
+struct HostCounts {
+  std::int64_t queued = 0;  ///< jobs that are not taken up by the engine
+  std::size_t queued_bytes = 0;
+  std::int64_t running = 0;                                           ///< jobs taken up
+  std::int64_t finished = 0, failed = 0, cancelled = 0, refused = 0;  ///< jobs so far
+  std::int64_t prompt_tokens = 0, cached_tokens = 0, reply_tokens = 0;
+  TimeHistogram first_token;  ///< from `submit`
+  TimeHistogram between_tokens;
+  double prefill_rate = 0;  ///< tokens a second, lately; 0: not known
+  PrefixCounts prefix;
+  EngineCounts engine;
+};
+
+/// Thread-safe. The context must outlive it, and no one else may use it.
+class EngineHost {
+ public:
+  /// Events of one job come one at a time, from the threads of the host; it must not block, nor
+  /// throw. `done` of the last choice, or `failed`, is the last.
+  using OnEvent = std::function<void(JobEvent)>;
+
+  EngineHost(std::shared_ptr<const Model> model, Context& context, HostOptions options);
+  /// Cancels what is left.
+  ~EngineHost();
+  EngineHost(const EngineHost&) = delete;
+  EngineHost& operator=(const EngineHost&) = delete;
+
+  /// Throws ApiException: 429 with the seconds to wait where too much is queued, 503 while
+  /// draining, 400 where the job cannot run here.
+  JobId submit(Job job, OnEvent on_event);
+  /// The job ends with `done` events of reason `cancelled`. False where it is over.
+  bool cancel(JobId id);
+  /// Refuses new jobs and waits for those that are left; what is not over then is cancelled.
+  void drain(std::chrono::duration<double> most);
+
+  HostCounts counts() const;
+  /// Null without folder.
+  SessionStore* sessions();
+  const TurnTokens& turns() const;
+  std::int64_t context_tokens() const;
+  /// The token ids that a job's prompt has, as it would be read without cache.
+  std::vector<std::int32_t> prompt_tokens(const Job& job) const;
+
+  struct State;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lca::server

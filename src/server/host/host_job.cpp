@@ -1,0 +1,236 @@
+// A job until the engine has it: its prompt, its session, where reading begins.
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "engine/session_state.h"
+#include "server/host/host_state.h"
+
+namespace lca::server {
+namespace {
+
+constexpr auto kLockRetry = std::chrono::milliseconds(10);
+
+/// Cuts a loaded session back to the longest beginning of `tokens` it can stand at: all of it, or a
+/// mark where the prompt is cut too. 0: none.
+std::int64_t loaded_keep(Session& session, std::span<const std::int32_t> tokens,
+                         std::span<const std::int64_t> cuts) {
+  const auto size = std::ssize(tokens);
+  if (!session.state().rotates_as_prompt(size)) return 0;
+  const auto common =
+      std::ranges::mismatch(session.tokens(), tokens).in1 - session.tokens().begin();
+  const bool ends = common == size && session.logits().empty();
+  if (common == session.length() && common > 0 && !ends) return common;
+  std::int64_t best = 0;
+  for (const std::int64_t mark : session.marks()) {
+    if (mark <= common && mark < size && std::ranges::binary_search(cuts, mark)) best = mark;
+  }
+  if (best > 0) session.truncate(best);
+  return best;
+}
+
+}  // namespace
+
+/// On a worker: tokens, context, session.
+void EngineHost::State::prepare(const JobPtr& job) {
+  try {
+    if (job->is_cancelled()) {
+      end_cancelled(job);
+      return;
+    }
+    job->tokens = prompt_tokens(job->job);
+    tokens_check(*model, job->tokens);
+    const std::int64_t count = std::ssize(job->tokens);
+    if (count >= most_tokens) {
+      fail(job, refusal(400, fmt::format("the prompt has {} tokens and the context holds {}, at "
+                                         "least one of them for the reply: shorten the prompt",
+                                         count, most_tokens)));
+      return;
+    }
+    {
+      const std::lock_guard guard(mutex);
+      if (job->bytes > 0) {
+        const double now = static_cast<double>(count) / static_cast<double>(job->bytes);
+        tokens_per_byte = 0.9 * tokens_per_byte + 0.1 * now;
+      }
+    }
+    if (!job->job.session.empty()) {
+      lock_session(job);
+    } else {
+      post([this, job] { start(job); });
+    }
+  } catch (const ApiException& error) {
+    fail(job, error.error());
+  } catch (const Error& error) {
+    fail(job, api_error(error));
+  } catch (const std::exception& error) {
+    fail(job, refusal(500, error.what()));
+  }
+}
+
+/// On a worker: tries again and again, without keeping the worker.
+void EngineHost::State::lock_session(const JobPtr& job) {
+  try {
+    if (job->is_cancelled()) {
+      end_cancelled(job);
+      return;
+    }
+    const std::string& name = job->job.session;
+    job->lock = store->try_lock(name);
+    if (!job->lock) {
+      const std::chrono::duration<double> waited = HostJob::Clock::now() - job->submitted;
+      if (waited.count() < options.lock_seconds) {
+        workers->post([this, job] { lock_session(job); }, kLockRetry);
+        return;
+      }
+      fail(job, refusal(409, fmt::format(
+                                 "session \"{}\" is in use by another request; wait for it to end",
+                                 name)));
+      return;
+    }
+    // What this server saved last is in the prefix cache; what another one saved is not.
+    job->loads = !options.prefix_cache || !store->is_known(name);
+    if (model->info().device == "cpu") load_session(*job);
+    post([this, job] { start(job); });
+  } catch (const Error& error) {
+    fail(job, api_error(error));
+  } catch (const std::exception& error) {
+    fail(job, refusal(500, error.what()));
+  }
+}
+
+void EngineHost::State::load_session(HostJob& job) {
+  if (!std::exchange(job.loads, false)) return;
+  job.tried = true;
+  job.loaded = store->load(job.job.session, model, context,
+                           {{}, options.session.chunk, options.session.marks});
+  if (!job.loaded) return;
+  job.tokens = tokens_align(tokenizer, std::move(job.tokens), job.loaded->tokens());
+}
+
+/// The cache has dropped what the file still holds: back to a worker.
+void EngineHost::State::load_again(const JobPtr& job) {
+  job->tried = job->loads = true;
+  workers->post([this, job] {
+    try {
+      if (model->info().device == "cpu") load_session(*job);
+      post([this, job] { start(job); });
+    } catch (const Error& error) {
+      fail(job, api_error(error));
+    } catch (const std::exception& error) {
+      fail(job, refusal(500, error.what()));
+    }
+  });
+}
+
+/// On the engine's thread.
+void EngineHost::State::start(const JobPtr& job) {
+  try {
+    if (job->is_cancelled()) {
+      end_cancelled(job);
+      return;
+    }
+    load_session(*job);  // a GPU's memory is written by the thread that uses it
+    const Job& wish = job->job;
+    const bool named = !wish.session.empty();
+    job->keeps = (options.prefix_cache || named) && !wish.echo && !whole_prompts;
+    if (job->keeps) job->tokens = replies.restore(std::move(job->tokens), tokenizer);
+    const std::int64_t size = std::ssize(job->tokens);
+    if (size >= most_tokens)
+      fail_input("the prompt has {} tokens and the context holds {}", size, most_tokens);
+    job->open = wish.n;
+    job->last_token.resize(static_cast<std::size_t>(wish.n));
+    job->pieces.resize(static_cast<std::size_t>(wish.n));
+
+    std::vector<std::int64_t> cuts;
+    std::optional<Session> session;
+    if (job->keeps) {
+      cuts = prompt_cuts(job->tokens, turns, options.cut_distance);
+      const std::int64_t branch = prefix.seen(job->tokens, cuts);
+      job->marks = marks_wanted(job->tokens, cuts, turns, options.cut_distance,
+                                options.mark_distance, branch);
+      session = beginning(*job, cuts);
+      job->cached = session ? session->length() : 0;
+      if (named && !job->tried && size - job->cached > options.cut_distance) {
+        session.reset();
+        load_again(job);
+        return;
+      }
+    }
+    const bool reads_each = wish.echo && wish.generate.prompt_logprobs;
+    if (wish.n > 1 && !reads_each) {
+      if (session && session->length() == size) {
+        job->forked = true;
+        for (int choice = 1; choice < wish.n; ++choice) {
+          request(job, choice, session->fork(size), {});
+        }
+      } else {
+        cuts.push_back(size);
+      }
+    }
+    request(job, 0, std::move(session), std::move(cuts));
+    if (reads_each) {
+      for (int choice = 1; choice < wish.n; ++choice) request(job, choice, std::nullopt, {});
+    }
+  } catch (const ApiException& error) {
+    fail(job, error.error());
+  } catch (const Error& error) {
+    fail(job, api_error(error));
+  } catch (const std::exception& error) {
+    fail(job, refusal(500, error.what()));
+  }
+}
+
+/// The session that has read most of the prompt, from the file or from the prefix cache.
+std::optional<Session> EngineHost::State::beginning(HostJob& job,
+                                                    std::span<const std::int64_t> cuts) {
+  std::optional<Session> best = std::exchange(job.loaded, std::nullopt);
+  const std::int64_t kept = best ? loaded_keep(*best, job.tokens, cuts) : 0;
+  if (kept == 0) best.reset();
+  if (options.prefix_cache) {
+    std::optional<Session> found = prefix.find(job.tokens, cuts);
+    if (found && found->length() > kept) best = std::move(found);
+  }
+  return best;
+}
+
+/// Hands one choice to the engine; `session` stands at a beginning of the prompt.
+void EngineHost::State::request(const JobPtr& job, int choice, std::optional<Session> session,
+                                std::vector<std::int64_t> cuts) {
+  const Job& wish = job->job;
+  const std::int64_t size = std::ssize(job->tokens);
+  Request made;
+  const std::int64_t have = session ? session->length() : 0;
+  made.prompt.assign(job->tokens.begin() + have, job->tokens.end());
+  made.session = std::move(session);
+  made.cuts = std::move(cuts);
+  made.keep_session = job->keeps && (options.prefix_cache || choice == 0);
+  made.options = options.session;
+  made.generate = wish.generate;
+  GenerateOptions& generate = made.generate;
+  generate.sampling.seed += static_cast<std::uint64_t>(choice);
+  generate.max_tokens = std::min(generate.max_tokens, most_tokens - size);
+  if (options.most_reply > 0)
+    generate.max_tokens = std::min(generate.max_tokens, options.most_reply);
+  // Scores of a text have an entry for the token after it, whichever it is.
+  const bool scores = wish.echo && generate.prompt_logprobs && generate.max_tokens == 1;
+  if (!wish.ignore_end && !scores) {
+    generate.end_tokens = model->end_tokens();
+    if (chat) {
+      generate.end_tokens.insert(generate.end_tokens.end(), chat->end_tokens().begin(),
+                                 chat->end_tokens().end());
+    }
+  }
+  if (options.hooks.adjust) generate.adjust = options.hooks.adjust(wish, choice, size);
+  generate.progress = [this, job, choice](PrefillProgress progress) {
+    return choice != 0 || report(*job, progress);
+  };
+  RequestCallbacks calls = callbacks(job, choice);
+  const std::lock_guard guard(job->mutex);
+  const RequestId id = engine.submit(std::move(made), std::move(calls));
+  job->requests.push_back(id);
+  if (job->cancelled) engine.cancel(id);
+}
+
+}  // namespace lca::server

@@ -1,0 +1,68 @@
+#include "server/host/reply_book.h"
+
+#include <algorithm>
+
+namespace lca::server {
+
+void ReplyBook::add(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
+                    const Tokenizer& tokenizer) {
+  const auto is_odd = [&](std::int32_t id) {
+    return id >= tokenizer.size() || tokenizer.is_special(id);
+  };
+  if (reply.empty() || std::ranges::any_of(reply, is_odd)) return;
+  Reply made;
+  PrefixHash hash;
+  for (const std::int32_t token : prompt) hash.push(token);
+  made.hash = hash.value();
+  made.prompt.assign(prompt.begin(), prompt.end());
+  made.ids.assign(reply.begin(), reply.end());
+  made.text = tokenizer.decode(reply);
+  made.age = next_++;
+  const auto [first, last] = replies_.equal_range(prompt.size());
+  for (auto at = first; at != last; ++at) {
+    if (at->second.prompt != made.prompt || at->second.text != made.text) continue;
+    tokens_ -= at->second.prompt.size() + at->second.ids.size();
+    replies_.erase(at);
+    break;
+  }
+  tokens_ += made.prompt.size() + made.ids.size();
+  const std::size_t length = prompt.size();
+  replies_.emplace(length, std::move(made));
+  while (tokens_ > most_ && !replies_.empty()) {
+    const auto oldest =
+        std::ranges::min_element(replies_, {}, [](const auto& entry) { return entry.second.age; });
+    tokens_ -= oldest->second.prompt.size() + oldest->second.ids.size();
+    replies_.erase(oldest);
+  }
+}
+
+std::vector<std::int32_t> ReplyBook::restore(std::vector<std::int32_t> tokens,
+                                             const Tokenizer& tokenizer) const {
+  PrefixHash hash;
+  std::size_t read = 0;
+  // Lengths ascend, and a reply that is put in place only changes what follows its prompt.
+  for (auto at = replies_.begin(); at != replies_.end() && at->first < tokens.size(); ++at) {
+    const Reply& reply = at->second;
+    while (read < at->first) hash.push(tokens[read++]);
+    if (reply.hash != hash.value() ||
+        !std::equal(reply.prompt.begin(), reply.prompt.end(), tokens.begin())) {
+      continue;
+    }
+    const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(read);
+    const auto end = std::find_if(begin, tokens.end(),
+                                  [&](std::int32_t id) { return tokenizer.is_special(id); });
+    if (end == tokens.end() ||
+        std::ranges::any_of(begin, end, [&](std::int32_t id) { return id >= tokenizer.size(); })) {
+      continue;
+    }
+    const std::vector<std::int32_t> sent(begin, end);
+    if (sent == reply.ids || tokenizer.decode(sent) != reply.text) continue;
+    std::vector<std::int32_t> made(tokens.begin(), begin);
+    made.insert(made.end(), reply.ids.begin(), reply.ids.end());
+    made.insert(made.end(), end, tokens.end());
+    tokens = std::move(made);
+  }
+  return tokens;
+}
+
+}  // namespace lca::server

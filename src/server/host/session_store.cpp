@@ -1,0 +1,256 @@
+#include "server/host/session_store.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+#include <thread>
+
+#include "core/descriptor.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "engine/session_file.h"
+
+namespace lca::server {
+namespace {
+
+constexpr std::string_view kEnding = ".session";
+constexpr std::size_t kLongestName = 64;
+constexpr auto kLockPause = std::chrono::milliseconds(10);
+
+void require_name(std::string_view name) {
+  if (SessionStore::is_name(name)) return;
+  fail_input(
+      "\"{}\" is no name of a session: it takes 1 to {} letters, digits, '_', '-' and '.', and "
+      "does "
+      "not begin with '.'",
+      text_printable(name.substr(0, 2 * kLongestName)), kLongestName);
+}
+
+std::optional<FileStamp> stamp_of(const std::filesystem::path& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  return FileStamp{info.st_dev, info.st_ino, info.st_mtim.tv_sec, info.st_mtim.tv_nsec,
+                   static_cast<std::uint64_t>(info.st_size)};
+}
+
+/// A rename is on disk once its folder is.
+void folder_sync(const std::filesystem::path& folder) {
+  const Descriptor file(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Some file systems refuse to sync a folder, and keep renames in order by themselves.
+  if (file.number() >= 0) [[maybe_unused]]
+    const int result = ::fsync(file.number());
+}
+
+[[noreturn]] void fail_missing(std::string_view name) {
+  fail_not_found("there is no session \"{}\"", name);
+}
+
+/// The longest length up to `limit` at which a saved session can stand without its model.
+std::int64_t standing(const SessionRecord& record, std::int64_t limit) {
+  limit = std::min(limit, record.head.length());
+  if (limit >= record.head.truncate_floor) return limit;
+  std::int64_t best = 0;
+  for (const SavedMark& mark : record.marks) {
+    if (mark.position <= limit) best = std::max(best, mark.position);
+  }
+  return best;
+}
+
+}  // namespace
+
+SessionStore::SessionStore(std::filesystem::path folder) : folder_(std::move(folder)) {
+  std::error_code code;
+  std::filesystem::create_directories(folder_, code);
+  if (code || !std::filesystem::is_directory(folder_)) {
+    fail_input("{}: sessions cannot be kept there: {}", path_printable(folder_.native()),
+               code ? code.message() : "it is no folder");
+  }
+}
+
+bool SessionStore::is_name(std::string_view name) {
+  const auto is_plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+  };
+  return !name.empty() && name.size() <= kLongestName && name.front() != '.' &&
+         std::ranges::all_of(name, is_plain);
+}
+
+std::filesystem::path SessionStore::path(std::string_view name) const {
+  require_name(name);
+  return folder_ / std::string(name).append(kEnding);
+}
+
+std::unique_ptr<SessionLock> SessionStore::try_lock(std::string_view name) const {
+  try {
+    return std::make_unique<SessionLock>(path(name).native());
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::busy) throw;
+    return nullptr;
+  }
+}
+
+std::unique_ptr<SessionLock> SessionStore::lock(std::string_view name, double seconds) const {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  for (;;) {
+    if (auto held = try_lock(name)) return held;
+    if (std::chrono::steady_clock::now() >= until) {
+      fail_busy("session \"{}\" is in use by another request; wait for it to end", name);
+    }
+    std::this_thread::sleep_for(kLockPause);
+  }
+}
+
+std::optional<FileStamp> SessionStore::stamp(std::string_view name) const {
+  return stamp_of(path(name));
+}
+
+bool SessionStore::is_known(std::string_view name) const {
+  const auto now = stamp(name);
+  const std::lock_guard guard(mutex_);
+  const auto found = known_.find(name);
+  return now && found != known_.end() && found->second == *now;
+}
+
+void SessionStore::remember(std::string_view name) {
+  const auto now = stamp(name);
+  const std::lock_guard guard(mutex_);
+  if (now) {
+    known_.insert_or_assign(std::string(name), *now);
+  } else if (const auto found = known_.find(name); found != known_.end()) {
+    known_.erase(found);
+  }
+}
+
+std::optional<Session> SessionStore::load(std::string_view name, std::shared_ptr<const Model> model,
+                                          Context& context, const SessionOptions& options) {
+  const std::filesystem::path file = path(name);
+  if (!stamp_of(file)) return std::nullopt;
+  Session session = Session::load(std::move(model), context, file.native(), options);
+  remember(name);
+  return session;
+}
+
+void SessionStore::save(std::string_view name, const Session& session) {
+  session.save(path(name).native());
+  folder_sync(folder_);
+  remember(name);
+}
+
+std::vector<SessionRow> SessionStore::list() const {
+  std::vector<SessionRow> rows;
+  std::error_code code;
+  for (std::filesystem::directory_iterator at(folder_, code), end; !code && at != end;
+       at.increment(code)) {
+    const std::string file = at->path().filename().native();
+    if (!file.ends_with(kEnding)) continue;
+    SessionRow row;
+    row.name = file.substr(0, file.size() - kEnding.size());
+    const auto now = stamp_of(at->path());
+    if (!is_name(row.name) || !now) continue;
+    row.bytes = now->bytes;
+    row.saved = now->seconds;
+    bool counted = false;
+    {
+      const std::lock_guard guard(mutex_);
+      const auto found = lengths_.find(row.name);
+      counted = found != lengths_.end() && found->second.first == *now;
+      if (counted) row.tokens = found->second.second;
+    }
+    if (!counted) {
+      try {
+        row.tokens = session_read(at->path().native()).head.length();
+      } catch (const Error&) {
+        continue;  // no session, or one that was just deleted
+      }
+      const std::lock_guard guard(mutex_);
+      lengths_.insert_or_assign(row.name, std::pair(*now, row.tokens));
+    }
+    rows.push_back(std::move(row));
+  }
+  std::ranges::sort(rows, {}, &SessionRow::name);
+  return rows;
+}
+
+SessionFacts SessionStore::facts(std::string_view name) const {
+  const std::filesystem::path file = path(name);
+  if (!stamp_of(file)) fail_missing(name);
+  const SessionRecord record = session_read(file.native());
+  SessionFacts facts;
+  facts.tokens = record.head.length();
+  for (std::size_t layer = 0; layer < record.caches.size(); ++layer) {
+    const Cache& cache = record.caches[layer];
+    facts.bytes += cache.bytes();
+    facts.shared_bytes += cache.shared_bytes();
+    LayerSpec dense = record.head.spec(layer);
+    dense.settings = Settings();
+    dense.settings.method = MethodKind::dense;
+    facts.dense_bytes += cache_bytes(dense, facts.tokens);
+    if (layer > 0 && cache.groups() <= facts.groups) continue;
+    const Settings& settings = record.head.settings[layer];
+    facts.groups = cache.groups();
+    facts.sink = settings.method == MethodKind::dense ? 0 : std::min(settings.sink, facts.tokens);
+    const std::int64_t condensed = facts.groups * settings.group;
+    facts.window = settings.method == MethodKind::window
+                       ? std::min(settings.window, facts.tokens - facts.sink)
+                       : facts.tokens - facts.sink - condensed;
+  }
+  return facts;
+}
+
+void SessionStore::fork(std::string_view from, std::string_view to, std::int64_t at_message,
+                        const TurnTokens& turns) {
+  const std::filesystem::path source = path(from);
+  const std::filesystem::path target = path(to);
+  if (from == to) fail_input("session \"{}\" cannot be forked into itself", from);
+  // In the order of their names, so that two forks cannot wait for each other.
+  const auto first = lock(std::min(from, to));
+  const auto second = lock(std::max(from, to));
+  if (!stamp_of(source)) fail_missing(from);
+  SessionRecord record = session_read(source.native());
+  if (at_message >= 0) {
+    const std::vector<std::int64_t> starts = turn_starts(record.head.tokens, turns);
+    // Turn i + 1 begins where turn i ends; the first begins the conversation.
+    const std::int64_t turn = turns.added + at_message;
+    std::int64_t limit = record.head.length();
+    if (turn == 0) {
+      limit = 0;
+    } else if (turn <= std::ssize(starts)) {
+      limit = starts[static_cast<std::size_t>(turn - 1)];
+    } else if (turn > std::ssize(starts) + 1) {
+      fail_input("session \"{}\" has {} messages; it cannot be forked at message {}", from,
+                 std::max<std::int64_t>(0, std::ssize(starts) + 1 - turns.added), at_message);
+    }
+    const std::int64_t length = standing(record, limit);
+    if (length == 0) {
+      fail_input(
+          "session \"{}\" cannot go back to message {}: nothing marks it; send the messages under "
+          "the new name instead",
+          from, at_message);
+    }
+    if (length < record.head.length()) {
+      // The token after it would be read again, for its logits: a request brings it along.
+      session_cut(record, length + 1, from);
+      record.head.pending.clear();
+    }
+  }
+  session_write(target.native(), record);
+  folder_sync(folder_);
+}
+
+bool SessionStore::remove(std::string_view name) {
+  const std::filesystem::path file = path(name);
+  const auto held = lock(name);
+  std::error_code code;
+  const bool was = std::filesystem::remove(file, code);
+  if (code) fail_io("session \"{}\" cannot be deleted: {}", name, code.message());
+  folder_sync(folder_);
+  remember(name);
+  return was;
+}
+
+}  // namespace lca::server
