@@ -1,0 +1,541 @@
+// The page: what is open, what runs, and how the parts hang together.
+
+import { api_get, api_send, health_get, key_asks_with, key_set, ServerError } from "./api.js";
+import { document_read, drops_accept } from "./documents.js";
+import { bytes_text, count_text, make, plural, seconds_text } from "./format.js";
+import { MessageView } from "./messages.js";
+import { reply_stream, wire_count } from "./reply.js";
+import { sessions_merge, sessions_show } from "./sessions.js";
+import {
+  conversation_delete, conversation_load, conversation_markdown, conversation_save, conversations_all,
+  name_make, partial_drop, partial_write,
+} from "./store.js";
+import { CacheStrip } from "./strip.js";
+
+const CACHE_MS = 500;  // between looks at the cache during a reply
+const HEALTH_MS = 10000;  // between looks at the server while nothing runs
+const PARTIAL_MS = 150;
+const SETTINGS = "lca.settings";
+
+const part = (id) => document.getElementById(id);
+const state = {
+  config: null, conversation: null, running: null, attached: null, saved: [], settings: { temperature: 0 },
+  views: [], away: false,
+};
+
+const strip = new CacheStrip(
+  { canvas: part("strip"), box: part("strip-box"), title: part("strip-title"), text: part("strip-text"),
+    summary: part("strip-summary") },
+  async (first, last) => (await api_get(`${cache_path()}?text=${first}-${last}`)).text,
+);
+
+// --- words to the user -----------------------------------------------------------------------
+function announce(text) {
+  part("announce").textContent = text;
+}
+
+function notice(text) {
+  part("notice").textContent = text;
+}
+
+function server_state(text, bad = false) {
+  const element = part("server-state");
+  if (element.textContent !== text) element.textContent = text;
+  element.classList.toggle("bad", bad);
+}
+
+function error_show(error) {
+  if (error.status === 0 || error.status === 503) server_wait();
+  const wait = error.retry_after ? ` Try again in ${error.retry_after} s.` : "";
+  notice(error.message + wait);
+}
+
+// --- the server ------------------------------------------------------------------------------
+async function config_load() {
+  state.config = await api_get("/page-config");
+  part("model").textContent =
+    `${state.config.model}, ${plural(state.config.context, "token")} of context`;
+  part("compare-label").hidden = !state.config.compare;
+  state.away = false;
+  server_state("");
+  buttons_update();
+}
+
+/** Waits until the server answers, then takes up where things were. */
+async function server_wait() {
+  if (state.away) return;
+  state.away = true;
+  buttons_update();
+  for (let pause = 500; ; pause = Math.min(5000, pause * 1.5)) {
+    const health = await health_get();
+    if (health === "ready") break;
+    server_state(health === "loading" ? "The model is loading…" : "The server does not answer; trying again…",
+      health === "away");
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+  try {
+    await config_load();
+    notice("");
+    announce("The server is back.");
+    await Promise.all([sessions_load(), cache_load()]);
+  } catch (error) {
+    state.away = false;
+    error_show(error);
+  }
+}
+
+// --- the cache -------------------------------------------------------------------------------
+function cache_path() {
+  return `/cache/${encodeURIComponent(state.conversation.name)}`;
+}
+
+function cache_show(info) {
+  strip.show(info, state.config?.group);
+  part("cache-bytes").textContent =
+    info ? `${bytes_text(info.bytes)} instead of ${bytes_text(info.dense_bytes)}` : "";
+}
+
+async function cache_load() {
+  const { conversation } = state;
+  if (!conversation || !conversation_has_cache(conversation)) return;
+  try {
+    const info = await api_get(cache_path());
+    if (conversation === state.conversation) cache_show(info);
+  } catch (error) {
+    if (error.status !== 404 && error.status !== 409) error_show(error);
+  }
+}
+
+/** Whether the server may have a cache; asking for one that cannot exist would be an error in its log. */
+function conversation_has_cache(conversation) {
+  return state.saved.some((one) => one.name === conversation.name) || (state.running?.begun ?? false);
+}
+
+async function cache_watch(run) {
+  while (state.running === run) {
+    await cache_load();
+    await new Promise((resolve) => setTimeout(resolve, CACHE_MS));
+  }
+}
+
+function figures_show(target) {
+  const cached = target?.usage?.prompt_tokens_details?.cached_tokens;
+  part("figure-rate").textContent = target?.rate ? target.rate.toFixed(1) : "–";
+  part("figure-cached").textContent = cached == null ? "–" : count_text(cached);
+}
+
+// --- the conversation ------------------------------------------------------------------------
+function conversation_show() {
+  const { conversation } = state;
+  const messages = conversation?.messages ?? [];
+  const names = { model: state.config?.model ?? "Model" };
+  state.views = messages.map((message, index) =>
+    new MessageView(message, index, { fork: fork_at, resume: reply_run, edit: question_edit }, names));
+  part("messages").replaceChildren(...state.views.map((view) => view.element));
+  part("conversation-title").textContent = conversation?.title ?? "New session";
+  part("export").hidden = messages.length === 0;
+  views_update();
+  figures_show(messages.findLast((message) => message.usage));
+}
+
+function views_update() {
+  const messages = state.conversation?.messages ?? [];
+  const running = state.running !== null;
+  const last_question = messages.findLastIndex((message) => message.role === "user");
+  state.views.forEach((view, index) => {
+    view.update({ running, last: index === messages.length - 1, last_question: index === last_question });
+  });
+}
+
+function buttons_update() {
+  const running = state.running !== null;
+  part("send").disabled = running || state.away || state.config === null;
+  part("stop").hidden = !running;
+  part("progress").hidden = !(running && state.running.progress);
+  part("attached").hidden = state.attached === null;
+  part("attached-name").textContent =
+    state.attached ? `${state.attached.name}, ${plural(state.attached.text.length, "character")}` : "";
+}
+
+function near_bottom() {
+  const page = document.documentElement;
+  return page.scrollHeight - page.scrollTop - page.clientHeight < 120;
+}
+
+function scroll_down() {
+  document.documentElement.scrollTop = document.documentElement.scrollHeight;
+}
+
+async function conversation_open(name) {
+  running_stop();
+  notice("");
+  strip.clear();
+  part("cache-bytes").textContent = "";
+  let conversation = name ? await conversation_load(name) : null;
+  if (name && !conversation && state.saved.some((one) => one.name === name)) {
+    conversation = await conversation_from_server(name);
+  }
+  state.conversation = conversation;
+  const target = conversation ? `#${conversation.name}` : "";
+  if (location.hash !== target) history.pushState(null, "", target || location.pathname);
+  conversation_show();
+  sessions_view();
+  scroll_down();
+  await cache_load();
+}
+
+/** A session that another browser began. */
+async function conversation_from_server(name) {
+  const conversation = { name, title: name, created: Date.now(), updated: Date.now(), messages: [] };
+  try {
+    const { messages } = await api_get(`/v1/sessions/${encodeURIComponent(name)}/messages`);
+    const system = messages.find((message) => message.role === "system");
+    if (system) conversation.system = system.content;
+    conversation.messages = messages
+      .filter((message) => message.role === "user" || message.role === "assistant")
+      .map(({ role, content }) => ({ role, content }));
+    const first = conversation.messages.find((message) => message.role === "user");
+    if (first) conversation.title = title_make(first.content);
+    await conversation_save(conversation);
+  } catch (error) {
+    if (error.status === 404) notice("The text of this session is neither here nor on the server; its cache is shown.");
+    else error_show(error);
+  }
+  return conversation;
+}
+
+function title_make(text) {
+  const line = text.trim().split("\n")[0];
+  return line.length > 60 ? `${line.slice(0, 59)}…` : line;
+}
+
+// --- asking ----------------------------------------------------------------------------------
+async function question_send() {
+  const content = part("question").value.trim();
+  if (state.running || state.away || state.config === null) return;
+  if (content === "" && !state.attached) return;
+  notice("");
+  if (!state.conversation) {
+    const title = title_make(content || state.attached.name);
+    state.conversation = { name: name_make(), title, created: Date.now(), updated: 0, messages: [] };
+    if (state.settings.system) state.conversation.system = state.settings.system;
+    history.pushState(null, "", `#${state.conversation.name}`);
+  }
+  const { messages } = state.conversation;
+  const question = { role: "user", content };
+  if (state.attached) question.document = state.attached;
+  // A reply that was stopped stays as it is; the conversation goes on after it.
+  messages.push(question);
+  const reply = { role: "assistant", content: "", cut: "running" };
+  if (state.config.compare && part("compare").checked) reply.dense = { content: "", cut: "running" };
+  messages.push(reply);
+  part("question").value = "";
+  state.attached = null;
+  await reply_run(messages.length - 1);
+}
+
+async function reply_run(index) {
+  if (state.running) return;
+  const { conversation } = state;
+  const message = conversation.messages[index];
+  const run = { controller: new AbortController(), begun: false, progress: null, conversation, index };
+  state.running = run;
+  notice("");
+  conversation_show();
+  buttons_update();
+  scroll_down();
+  part("question").focus();
+  await conversation_save(conversation);
+  sessions_load();
+
+  let frame = 0;
+  let kept = 0;
+  const begin = () => {
+    if (run.begun) return;
+    run.begun = true;
+    cache_watch(run);
+  };
+  const error = await reply_stream(conversation, index, state.config, state.settings, run.controller.signal, {
+    begin: (target) => {
+      begin();
+      if (target === message) {
+        progress_show(run, null);
+        announce("The reply begins.");
+      }
+    },
+    progress: (target, progress) => {
+      begin();
+      if (target === message) progress_show(run, progress);
+    },
+    change: () => {
+      if (Date.now() - kept > PARTIAL_MS) {
+        kept = Date.now();
+        partial_write(conversation.name, index, message);
+      }
+      if (frame === 0) {
+        frame = requestAnimationFrame(() => {
+          frame = 0;
+          if (state.conversation !== conversation) return;
+          const follow = near_bottom();
+          views_update();
+          figures_show(message);
+          if (follow) scroll_down();
+        });
+      }
+    },
+  });
+  state.running = null;
+  await conversation_save(conversation);
+  partial_drop(conversation.name);
+  if (state.conversation !== conversation) return;
+  progress_show(run, null);
+  views_update();
+  buttons_update();
+  figures_show(message);
+  if (error) error_show(error);
+  else announce(message.cut ? "The reply was stopped." : "The reply is complete.");
+  await sessions_load();
+  await cache_load();
+}
+
+function progress_show(run, progress) {
+  run.progress = progress;
+  part("progress").hidden = progress === null;
+  if (!progress) return;
+  const { done, total, seconds_left: left } = progress;
+  const share = total > 0 ? done / total : 0;
+  part("progress-bar").value = share;
+  part("progress-text").textContent =
+    `Reading ${count_text(done)} of ${plural(total, "token")}` + (left === null ? "" : `, ${seconds_text(left)} left`);
+  const quarter = Math.floor(share * 4);
+  if (quarter !== run.quarter) announce(part("progress-text").textContent);
+  run.quarter = quarter;
+}
+
+function running_stop() {
+  state.running?.controller.abort();
+}
+
+/** Takes the last question back into the composer, with its document. */
+async function question_edit(index) {
+  const { conversation } = state;
+  const question = conversation.messages[index];
+  conversation.messages.length = index;
+  await conversation_save(conversation);
+  question_fill(question);
+  conversation_show();
+}
+
+function question_fill(question) {
+  part("question").value = question.content;
+  state.attached = question.document ?? null;
+  buttons_update();
+  part("question").focus();
+}
+
+// --- sessions --------------------------------------------------------------------------------
+async function sessions_load() {
+  if (state.config?.sessions) {
+    try {
+      state.saved = (await api_get("/v1/sessions")).data;
+    } catch (error) {
+      error_show(error);
+    }
+  }
+  await sessions_view();
+}
+
+async function sessions_view() {
+  const sessions = sessions_merge(await conversations_all(), state.saved);
+  sessions_show(part("session-list"), sessions, state.conversation?.name, {
+    open: async (name) => {
+      await conversation_open(name);
+      sessions_toggle(false);
+      part("question").focus();
+    },
+    remove: session_delete,
+  });
+}
+
+async function fork_at(index) {
+  const from = state.conversation;
+  const question = from.messages[index].role === "user" ? from.messages[index] : null;
+  const count = question ? index : index + 1;
+  const to = name_make("fork");
+  const at_message = wire_count(from, count);
+  if (count > 0 && state.saved.some((one) => one.name === from.name)) {
+    try {
+      await api_send("POST", `/v1/sessions/${encodeURIComponent(from.name)}/fork`, { to, at_message });
+    } catch (error) {
+      // Without the cache the fork is only slower: the text is here.
+      if (!(error instanceof ServerError)) throw error;
+      error_show(error);
+    }
+  }
+  const messages = structuredClone(from.messages.slice(0, count));
+  const fork = { name: to, title: `${from.title} (fork)`, created: Date.now(), messages };
+  if (from.system) fork.system = from.system;
+  await conversation_save(fork);
+  await sessions_load();
+  await conversation_open(to);
+  if (question) question_fill(question);
+  part("question").focus();
+  announce("You are in the fork.");
+}
+
+async function session_delete(session) {
+  part("delete-text").textContent = `${session.title}: its text and its cache are deleted for good.`;
+  if ((await dialog_ask(part("delete-dialog"))) !== "delete") return;
+  try {
+    if (session.name === state.conversation?.name) running_stop();
+    if (session.there) await api_send("DELETE", `/v1/sessions/${encodeURIComponent(session.name)}`);
+    await conversation_delete(session.name);
+    if (session.name === state.conversation?.name) await conversation_open(null);
+  } catch (error) {
+    error_show(error);
+  }
+  await sessions_load();
+  part("session-new").focus();
+}
+
+function conversation_export() {
+  const { conversation } = state;
+  const blob = new Blob([conversation_markdown(conversation)], { type: "text/markdown" });
+  const address = URL.createObjectURL(blob);
+  make("a", { href: address, download: `${conversation.name}.md` }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+}
+
+function sessions_toggle(open) {
+  part("sessions").classList.toggle("open", open);
+  part("sessions-toggle").setAttribute("aria-expanded", String(open));
+}
+
+// --- dialogs ---------------------------------------------------------------------------------
+function dialog_ask(dialog) {
+  dialog.returnValue = "cancel";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true });
+  });
+}
+
+let key_asking = null;
+
+/** Requests that fail together ask once. */
+function key_ask(wrong) {
+  key_asking ??= (async () => {
+    part("key-text").textContent = wrong ? "The server does not accept this key." : "This server wants a key.";
+    part("key").value = "";
+    const answer = await dialog_ask(part("key-dialog"));
+    key_asking = null;
+    const key = part("key").value;
+    part("key").value = "";
+    if (answer !== "use" || key === "") return null;
+    key_set(key, part("key-remember").checked);
+    return key;
+  })();
+  return key_asking;
+}
+
+// --- start -----------------------------------------------------------------------------------
+async function document_take(file) {
+  try {
+    state.attached = await document_read(file, state.config?.max_body);
+    notice("");
+    announce(`${file.name} is added.`);
+  } catch (error) {
+    notice(error.message);
+  }
+  buttons_update();
+  part("question").focus();
+}
+
+function settings_wire() {
+  try {
+    Object.assign(state.settings, JSON.parse(localStorage.getItem(SETTINGS) ?? "{}"));
+  } catch {
+    // Not ours: the defaults.
+  }
+  part("system").value = state.settings.system ?? "";
+  part("temperature").value = state.settings.temperature;
+  part("max-tokens").value = state.settings.max_tokens ?? "";
+  part("settings").addEventListener("change", () => {
+    const temperature = part("temperature").valueAsNumber;
+    const longest = part("max-tokens").valueAsNumber;
+    state.settings = {
+      system: part("system").value.trim(),
+      temperature: Number.isFinite(temperature) ? Math.min(2, Math.max(0, temperature)) : 0,
+      max_tokens: longest >= 1 ? Math.floor(longest) : null,
+    };
+    localStorage.setItem(SETTINGS, JSON.stringify(state.settings));
+  });
+}
+
+function controls_wire() {
+  part("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    question_send();
+  });
+  part("question").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      question_send();
+    }
+  });
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && state.running && !document.querySelector("dialog[open]")) running_stop();
+  });
+  part("stop").addEventListener("click", () => {
+    running_stop();
+    part("question").focus();
+  });
+  part("attach").addEventListener("click", () => part("file").click());
+  part("file").addEventListener("change", async () => {
+    const [file] = part("file").files;
+    if (file) await document_take(file);
+    part("file").value = "";
+  });
+  part("attached-remove").addEventListener("click", () => {
+    state.attached = null;
+    buttons_update();
+    part("question").focus();
+  });
+  part("session-new").addEventListener("click", async () => {
+    await conversation_open(null);
+    sessions_toggle(false);
+    part("question").focus();
+  });
+  part("sessions-toggle").addEventListener("click", () => {
+    sessions_toggle(part("sessions-toggle").getAttribute("aria-expanded") !== "true");
+  });
+  part("export").addEventListener("click", conversation_export);
+  drops_accept(document_take);
+  addEventListener("popstate", () => conversation_open(location.hash.slice(1) || null));
+  addEventListener("pagehide", () => {
+    const run = state.running;
+    if (run) partial_write(run.conversation.name, run.index, run.conversation.messages[run.index]);
+  });
+  setInterval(async () => {
+    if (state.away || state.running || document.hidden) return;
+    if ((await health_get()) !== "ready") server_wait();
+  }, HEALTH_MS);
+}
+
+async function start() {
+  key_asks_with(key_ask);
+  settings_wire();
+  controls_wire();
+  buttons_update();
+  try {
+    await config_load();
+  } catch (error) {
+    error_show(error);
+  }
+  await sessions_load();
+  await conversation_open(location.hash.slice(1) || null);
+  part("question").focus();
+  document.body.dataset.ready = "true";
+}
+
+start();
