@@ -167,7 +167,7 @@ function scroll_down() {
 }
 
 async function conversation_open(name) {
-  running_stop();
+  await running_stop();
   notice("");
   strip.clear();
   part("cache-bytes").textContent = "";
@@ -234,12 +234,18 @@ async function question_send() {
   await reply_run(messages.length - 1);
 }
 
-async function reply_run(index) {
-  if (state.running) return;
+function reply_run(index) {
+  if (state.running) return null;
   const { conversation } = state;
-  const message = conversation.messages[index];
   const run = { controller: new AbortController(), begun: false, progress: null, conversation, index };
   state.running = run;
+  run.finished = reply_follow(run);
+  return run.finished;
+}
+
+async function reply_follow(run) {
+  const { conversation, index } = run;
+  const message = conversation.messages[index];
   notice("");
   conversation_show();
   buttons_update();
@@ -287,7 +293,6 @@ async function reply_run(index) {
   state.running = null;
   await conversation_save(conversation);
   partial_drop(conversation.name);
-  if (state.conversation !== conversation) return;
   progress_show(run, null);
   views_update();
   buttons_update();
@@ -312,8 +317,10 @@ function progress_show(run, progress) {
   run.quarter = quarter;
 }
 
-function running_stop() {
+/** Resolves when the reply is stopped and saved. */
+async function running_stop() {
   state.running?.controller.abort();
+  await state.running?.finished;
 }
 
 /** Takes the last question back into the composer, with its document. */
@@ -387,7 +394,7 @@ async function session_delete(session) {
   part("delete-text").textContent = `${session.title}: its text and its cache are deleted for good.`;
   if ((await dialog_ask(part("delete-dialog"))) !== "delete") return;
   try {
-    if (session.name === state.conversation?.name) running_stop();
+    if (session.name === state.conversation?.name) await running_stop();
     if (session.there) await api_send("DELETE", `/v1/sessions/${encodeURIComponent(session.name)}`);
     await conversation_delete(session.name);
     if (session.name === state.conversation?.name) await conversation_open(null);

@@ -3,9 +3,15 @@
 import { chat_stream } from "./api.js";
 import { message_text } from "./store.js";
 
+/** A reply that failed before its first word is no turn of the conversation. */
+function message_is_sent(message) {
+  return message.role !== "assistant" || message.content !== "";
+}
+
 function wire_messages(conversation, index, dense) {
   const wire = conversation.system ? [{ role: "system", content: conversation.system }] : [];
   for (const message of conversation.messages.slice(0, index)) {
+    if (!message_is_sent(message)) continue;
     const own = dense && message.dense ? message.dense.content : message_text(message);
     wire.push({ role: message.role, content: own });
   }
@@ -14,7 +20,8 @@ function wire_messages(conversation, index, dense) {
 
 /** How many messages of a request the first `count` of a conversation are. */
 export function wire_count(conversation, count) {
-  return count + (conversation.system ? 1 : 0);
+  const sent = conversation.messages.slice(0, count).filter(message_is_sent).length;
+  return sent + (conversation.system ? 1 : 0);
 }
 
 /**

@@ -1,0 +1,142 @@
+"""What the tests of the page share: a Chromium, a server, and waiting for what a user would see."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import tempfile
+import time
+import unittest
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+from mock import MockServer
+
+IMAGES = pathlib.Path(__file__).resolve().parents[3] / "docs" / "images"
+
+
+def driver_make():
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900",
+                 "--force-device-scale-factor=1"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+
+
+class PageTest(unittest.TestCase):
+    """A fresh server and a fresh profile's storage for each test; no console error unless a test allows it."""
+
+    server_options = {}
+    log_allowed = ()  # substrings of console entries a test brings about on purpose
+
+    @classmethod
+    def setUpClass(cls):
+        cls.driver = driver_make()
+        cls.addClassCleanup(cls.driver.quit)
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.server = MockServer(sessions=self.folder, **self.server_options).start()
+        self.addCleanup(self.server_stop)
+        self.log_allowed = ()
+        self.driver.get_log("browser")
+        self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": (
+            "window.violations = []; addEventListener('securitypolicyviolation',"
+            " (event) => violations.push(event.violatedDirective + ' ' + event.blockedURI));")})
+        self.open()
+
+    def server_stop(self):
+        with contextlib.suppress(OSError):
+            self.server.stop()
+
+    def tearDown(self):
+        entries = [entry for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+        wrong = [entry["message"] for entry in entries
+                 if not any(allowed in entry["message"] for allowed in self.log_allowed)]
+        self.assertEqual(wrong, [], "console")
+        self.assertEqual(self.driver.execute_script("return window.violations ?? []"), [], "CSP")
+        self.assertEqual(self.server.unknown, [], "routes")
+        self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+    # --- reading the page ---
+    def open(self, ready=True):
+        self.driver.get(self.server.address)
+        if ready:
+            self.ready()
+
+    def ready(self):
+        self.wait(lambda: self.script("return document.body?.dataset.ready === 'true'"), "ready")
+
+    def wait(self, condition, what, seconds=15):
+        WebDriverWait(self.driver, seconds, 0.05).until(lambda _: condition(), what)
+
+    def part(self, name):
+        return self.driver.find_element(By.ID, name)
+
+    def all(self, selector):
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def script(self, text, *arguments):
+        return self.driver.execute_script(text, *arguments)
+
+    def text(self, selector):
+        return self.script("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent).join('|')",
+                           selector)
+
+    def replies(self):
+        return self.script("return [...document.querySelectorAll('.message.assistant .column:first-child .text')]"
+                           ".map(e => e.textContent)")
+
+    def button(self, label, within=""):
+        return next(one for one in self.all(f"{within} button") if one.text == label and one.is_displayed())
+
+    # --- using it ---
+    def send(self, question):
+        self.part("question").send_keys(question + Keys.ENTER)
+
+    def finished(self, seconds=15):
+        self.wait(lambda: not self.part("stop").is_displayed() and self.part("send").is_enabled(), "finished", seconds)
+
+    def ask(self, question):
+        self.send(question)
+        self.wait(lambda: self.part("stop").is_displayed() or self.replies(), "begun")
+        self.finished()
+
+    def press(self, *keys):
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def drop(self, name, text):
+        self.script("""
+            const data = new DataTransfer();
+            data.items.add(new File([arguments[1]], arguments[0]));
+            for (const type of ['dragover', 'drop'])
+              document.body.dispatchEvent(new DragEvent(type, {dataTransfer: data, bubbles: true, cancelable: true}));
+            """, name, text)
+        self.wait(lambda: self.part("attached").is_displayed() or self.part("notice").text, "document")
+
+    def chats(self):
+        return [body for method, path, body in self.server.requests if path == "/v1/chat/completions"]
+
+    def narrow(self, width=360, height=740):
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+            "width": width, "height": height, "deviceScaleFactor": 2, "mobile": True})
+
+    def media(self, **features):
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
+            {"name": name.replace("_", "-"), "value": value} for name, value in features.items()]})
+
+    def picture(self, name):
+        IMAGES.mkdir(exist_ok=True)
+        time.sleep(1.0)  # newly condensed groups have faded
+        self.driver.save_screenshot(str(IMAGES / f"serve-{name}.png"))
+
+    def storage(self):
+        return json.loads(self.script("return JSON.stringify({...localStorage})"))
