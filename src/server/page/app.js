@@ -157,13 +157,19 @@ function buttons_update() {
     state.attached ? `${state.attached.name}, ${plural(state.attached.text.length, "character")}` : "";
 }
 
+/** What scrolls: the conversation, or on a small screen the page. */
+function scroller() {
+  const own = getComputedStyle(part("conversation")).overflowY === "auto";
+  return own ? part("conversation") : document.documentElement;
+}
+
 function near_bottom() {
-  const page = document.documentElement;
-  return page.scrollHeight - page.scrollTop - page.clientHeight < 120;
+  const { scrollHeight, scrollTop, clientHeight } = scroller();
+  return scrollHeight - scrollTop - clientHeight < 120;
 }
 
 function scroll_down() {
-  document.documentElement.scrollTop = document.documentElement.scrollHeight;
+  scroller().scrollTop = scroller().scrollHeight;
 }
 
 async function conversation_open(name) {

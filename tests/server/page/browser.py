@@ -9,6 +9,7 @@ import time
 import unittest
 
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -76,7 +77,12 @@ class PageTest(unittest.TestCase):
         self.wait(lambda: self.script("return document.body?.dataset.ready === 'true'"), "ready")
 
     def wait(self, condition, what, seconds=15):
-        WebDriverWait(self.driver, seconds, 0.05).until(lambda _: condition(), what)
+        try:
+            WebDriverWait(self.driver, seconds, 0.05).until(lambda _: condition())
+        except TimeoutException:
+            shown = self.script("return document.body.innerText")
+            log = [entry["message"] for entry in self.driver.get_log("browser")]
+            raise AssertionError(f"{what}: not within {seconds} s; page:\n{shown}\nconsole: {log}") from None
 
     def part(self, name):
         return self.driver.find_element(By.ID, name)
@@ -92,7 +98,7 @@ class PageTest(unittest.TestCase):
                            selector)
 
     def replies(self):
-        return self.script("return [...document.querySelectorAll('.message.assistant .column:first-child .text')]"
+        return self.script("return [...document.querySelectorAll('.message.assistant .column:not(.column + .column) .text')]"
                            ".map(e => e.textContent)")
 
     def button(self, label, within=""):

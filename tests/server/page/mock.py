@@ -281,10 +281,10 @@ class PageHandler(BaseHTTPRequestHandler):
         self.end_headers()
         done = cached
         while True:
-            left = (len(prompt) - done) / mock.prefill_rate
-            self.chunk(f": prefill {done}/{len(prompt)} tokens, {left:.1f} s left\n\n")
             if name:
                 mock.caches[name] = prompt[:done]
+            left = (len(prompt) - done) / mock.prefill_rate
+            self.chunk(f": prefill {done}/{len(prompt)} tokens, {left:.1f} s left\n\n")
             if done == len(prompt):
                 break
             step = min(512, len(prompt) - done)
