@@ -1,128 +1,21 @@
-// The page: what is open, what runs, and how the parts hang together.
+// The page: asking, sessions, and how the parts hang together.
 
-import { api_get, api_send, health_get, key_asks_with, key_set, ServerError } from "./api.js";
+import { api_get, api_send, key_asks_with, ServerError } from "./api.js";
+import { cache_clear, cache_load, cache_watch, figures_show } from "./cache.js";
+import { dialog_ask, key_ask, settings_wire } from "./dialogs.js";
 import { document_read, drops_accept } from "./documents.js";
-import { bytes_text, count_text, make, plural, seconds_text } from "./format.js";
+import { count_text, make, plural, seconds_text } from "./format.js";
 import { MessageView } from "./messages.js";
 import { reply_stream, wire_count } from "./reply.js";
+import { config_load, error_show, server_watch } from "./server.js";
 import { sessions_merge, sessions_show } from "./sessions.js";
+import { announce, notice, part, state } from "./state.js";
 import {
   conversation_delete, conversation_load, conversation_markdown, conversation_save, conversations_all,
   name_make, partial_drop, partial_write,
 } from "./store.js";
-import { CacheStrip } from "./strip.js";
 
-const CACHE_MS = 500;  // between looks at the cache during a reply
-const HEALTH_MS = 10000;  // between looks at the server while nothing runs
-const PARTIAL_MS = 150;
-const SETTINGS = "lca.settings";
-
-const part = (id) => document.getElementById(id);
-const state = {
-  config: null, conversation: null, running: null, attached: null, saved: [], settings: { temperature: 0 },
-  views: [], away: false,
-};
-
-const strip = new CacheStrip(
-  { canvas: part("strip"), box: part("strip-box"), title: part("strip-title"), text: part("strip-text"),
-    summary: part("strip-summary") },
-  async (first, last) => (await api_get(`${cache_path()}?text=${first}-${last}`)).text,
-);
-
-// --- words to the user -----------------------------------------------------------------------
-function announce(text) {
-  part("announce").textContent = text;
-}
-
-function notice(text) {
-  part("notice").textContent = text;
-}
-
-function server_state(text, bad = false) {
-  const element = part("server-state");
-  if (element.textContent !== text) element.textContent = text;
-  element.classList.toggle("bad", bad);
-}
-
-function error_show(error) {
-  if (error.status === 0 || error.status === 503) server_wait();
-  const wait = error.retry_after ? ` Try again in ${error.retry_after} s.` : "";
-  notice(error.message + wait);
-}
-
-// --- the server ------------------------------------------------------------------------------
-async function config_load() {
-  state.config = await api_get("/page-config");
-  part("model").textContent =
-    `${state.config.model}, ${plural(state.config.context, "token")} of context`;
-  part("compare-label").hidden = !state.config.compare;
-  state.away = false;
-  server_state("");
-  buttons_update();
-}
-
-/** Waits until the server answers, then takes up where things were. */
-async function server_wait() {
-  if (state.away) return;
-  state.away = true;
-  buttons_update();
-  for (let pause = 500; ; pause = Math.min(5000, pause * 1.5)) {
-    const health = await health_get();
-    if (health === "ready") break;
-    server_state(health === "loading" ? "The model is loading…" : "The server does not answer; trying again…",
-      health === "away");
-    await new Promise((resolve) => setTimeout(resolve, pause));
-  }
-  try {
-    await config_load();
-    notice("");
-    announce("The server is back.");
-    await Promise.all([sessions_load(), cache_load()]);
-  } catch (error) {
-    state.away = false;
-    error_show(error);
-  }
-}
-
-// --- the cache -------------------------------------------------------------------------------
-function cache_path() {
-  return `/cache/${encodeURIComponent(state.conversation.name)}`;
-}
-
-function cache_show(info) {
-  strip.show(info, state.config?.group);
-  part("cache-bytes").textContent =
-    info ? `${bytes_text(info.bytes)} instead of ${bytes_text(info.dense_bytes)}` : "";
-}
-
-async function cache_load() {
-  const { conversation } = state;
-  if (!conversation || !conversation_has_cache(conversation)) return;
-  try {
-    const info = await api_get(cache_path());
-    if (conversation === state.conversation) cache_show(info);
-  } catch (error) {
-    if (error.status !== 404 && error.status !== 409) error_show(error);
-  }
-}
-
-/** Whether the server may have a cache; asking for one that cannot exist would be an error in its log. */
-function conversation_has_cache(conversation) {
-  return state.saved.some((one) => one.name === conversation.name) || (state.running?.begun ?? false);
-}
-
-async function cache_watch(run) {
-  while (state.running === run) {
-    await cache_load();
-    await new Promise((resolve) => setTimeout(resolve, CACHE_MS));
-  }
-}
-
-function figures_show(target) {
-  const cached = target?.usage?.prompt_tokens_details?.cached_tokens;
-  part("figure-rate").textContent = target?.rate ? target.rate.toFixed(1) : "–";
-  part("figure-cached").textContent = cached == null ? "–" : count_text(cached);
-}
+const PARTIAL_MS = 150;  // between writes of a reply that runs
 
 // --- the conversation ------------------------------------------------------------------------
 function conversation_show() {
@@ -175,8 +68,7 @@ function scroll_down() {
 async function conversation_open(name) {
   await running_stop();
   notice("");
-  strip.clear();
-  part("cache-bytes").textContent = "";
+  cache_clear();
   let conversation = name ? await conversation_load(name) : null;
   if (name && !conversation && state.saved.some((one) => one.name === name)) {
     conversation = await conversation_from_server(name);
@@ -424,33 +316,6 @@ function sessions_toggle(open) {
   part("sessions-toggle").setAttribute("aria-expanded", String(open));
 }
 
-// --- dialogs ---------------------------------------------------------------------------------
-function dialog_ask(dialog) {
-  dialog.returnValue = "cancel";
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true });
-  });
-}
-
-let key_asking = null;
-
-/** Requests that fail together ask once. */
-function key_ask(wrong) {
-  key_asking ??= (async () => {
-    part("key-text").textContent = wrong ? "The server does not accept this key." : "This server wants a key.";
-    part("key").value = "";
-    const answer = await dialog_ask(part("key-dialog"));
-    key_asking = null;
-    const key = part("key").value;
-    part("key").value = "";
-    if (answer !== "use" || key === "") return null;
-    key_set(key, part("key-remember").checked);
-    return key;
-  })();
-  return key_asking;
-}
-
 // --- start -----------------------------------------------------------------------------------
 async function document_take(file) {
   try {
@@ -462,27 +327,6 @@ async function document_take(file) {
   }
   buttons_update();
   part("question").focus();
-}
-
-function settings_wire() {
-  try {
-    Object.assign(state.settings, JSON.parse(localStorage.getItem(SETTINGS) ?? "{}"));
-  } catch {
-    // Not ours: the defaults.
-  }
-  part("system").value = state.settings.system ?? "";
-  part("temperature").value = state.settings.temperature;
-  part("max-tokens").value = state.settings.max_tokens ?? "";
-  part("settings").addEventListener("change", () => {
-    const temperature = part("temperature").valueAsNumber;
-    const longest = part("max-tokens").valueAsNumber;
-    state.settings = {
-      system: part("system").value.trim(),
-      temperature: Number.isFinite(temperature) ? Math.min(2, Math.max(0, temperature)) : 0,
-      max_tokens: longest >= 1 ? Math.floor(longest) : null,
-    };
-    localStorage.setItem(SETTINGS, JSON.stringify(state.settings));
-  });
 }
 
 function controls_wire() {
@@ -529,10 +373,7 @@ function controls_wire() {
     const run = state.running;
     if (run) partial_write(run.conversation.name, run.index, run.conversation.messages[run.index]);
   });
-  setInterval(async () => {
-    if (state.away || state.running || document.hidden) return;
-    if ((await health_get()) !== "ready") server_wait();
-  }, HEALTH_MS);
+  server_watch(buttons_update, () => Promise.all([sessions_load(), cache_load()]));
 }
 
 async function start() {

@@ -9,7 +9,7 @@ import time
 import unittest
 
 from selenium import webdriver
-from selenium.common.exceptions import TimeoutException
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -101,8 +101,26 @@ class PageTest(unittest.TestCase):
         return self.script("return [...document.querySelectorAll('.message.assistant .column:not(.column + .column) .text')]"
                            ".map(e => e.textContent)")
 
-    def button(self, label, within=""):
-        return next(one for one in self.all(f"{within} button") if one.text == label and one.is_displayed())
+    def buttons(self):
+        return self.script("return [...document.querySelectorAll('button')].filter(e => e.offsetParent)"
+                           ".map(e => e.textContent)")
+
+    def click(self, selector, index=0, label=None):
+        """The list of sessions is made anew after every reply; an element may be replaced before the click."""
+        def try_click():
+            try:
+                found = [one for one in self.all(selector) if label is None or one.text == label]
+                found = [one for one in found if one.is_displayed()]
+                if len(found) <= index:
+                    return False
+                found[index].click()
+                return True
+            except StaleElementReferenceException:
+                return False
+        self.wait(try_click, f"click {label or selector}")
+
+    def press_button(self, label, within=""):
+        self.click(f"{within} button".strip(), label=label)
 
     # --- using it ---
     def send(self, question):
