@@ -62,6 +62,11 @@ async function send(path, options) {
   }
 }
 
+/** Behind a router, all requests of a session go to the replica that has it in memory. */
+export function routing_headers(session) {
+  return session ? { "X-SMG-Routing-Key": session } : {};
+}
+
 export async function api_get(path, options = {}) {
   return (await send(path, options)).json();
 }
@@ -93,7 +98,7 @@ export async function chat_stream(body, signal, on) {
   const response = await send("/v1/chat/completions", {
     method: "POST",
     body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
-    headers: { "Content-Type": "application/json" },
+    headers: { "Content-Type": "application/json", ...routing_headers(body.metadata?.session) },
     signal,
   });
   const result = { usage: null, finish: null, model: null };

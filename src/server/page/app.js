@@ -31,13 +31,16 @@ function conversation_show() {
   figures_show(messages.findLast((message) => message.usage));
 }
 
-function views_update() {
-  const messages = state.conversation?.messages ?? [];
-  const running = state.running !== null;
+function view_update(index) {
+  const { messages } = state.conversation;
   const last_question = messages.findLastIndex((message) => message.role === "user");
-  state.views.forEach((view, index) => {
-    view.update({ running, last: index === messages.length - 1, last_question: index === last_question });
+  state.views[index].update({
+    running: state.running !== null, last: index === messages.length - 1, last_question: index === last_question,
   });
+}
+
+function views_update() {
+  state.views.forEach((view, index) => view_update(index));
 }
 
 function buttons_update() {
@@ -80,6 +83,17 @@ async function conversation_open(name) {
   sessions_view();
   scroll_down();
   await cache_load();
+}
+
+/** Another tab may have gone on with this conversation. */
+async function conversation_refresh() {
+  const { conversation } = state;
+  if (document.hidden || state.running || !conversation) return;
+  const kept = await conversation_load(conversation.name);
+  if (!kept || kept.updated <= conversation.updated || state.running || state.conversation !== conversation) return;
+  state.conversation = kept;
+  conversation_show();
+  await Promise.all([sessions_load(), cache_load()]);
 }
 
 /** A session that another browser began. */
@@ -154,6 +168,9 @@ async function reply_follow(run) {
 
   let frame = 0;
   let kept = 0;
+  const clock = setInterval(() => {
+    if (run.progress) progress_show(run, run.progress);
+  }, 500);
   const begin = () => {
     if (run.begun) return;
     run.begun = true;
@@ -181,13 +198,14 @@ async function reply_follow(run) {
           frame = 0;
           if (state.conversation !== conversation) return;
           const follow = near_bottom();
-          views_update();
+          view_update(index);
           figures_show(message);
           if (follow) scroll_down();
         });
       }
     },
   });
+  clearInterval(clock);
   state.running = null;
   await conversation_save(conversation);
   partial_drop(conversation.name);
@@ -205,8 +223,11 @@ function progress_show(run, progress) {
   run.progress = progress;
   part("progress").hidden = progress === null;
   if (!progress) return;
-  const { done, total, seconds_left: left } = progress;
+  progress.at ??= performance.now();
+  const { done, total, at, seconds_left } = progress;
   const share = total > 0 ? done / total : 0;
+  // The server speaks every few seconds; the clock runs on in between.
+  const left = seconds_left === null ? null : Math.max(0, seconds_left - (performance.now() - at) / 1000);
   part("progress-bar").value = share;
   part("progress-text").textContent =
     `Reading ${count_text(done)} of ${plural(total, "token")}` + (left === null ? "" : `, ${seconds_text(left)} left`);
@@ -373,7 +394,17 @@ function controls_wire() {
     const run = state.running;
     if (run) partial_write(run.conversation.name, run.index, run.conversation.messages[run.index]);
   });
-  server_watch(buttons_update, () => Promise.all([sessions_load(), cache_load()]));
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();  // the address names the session
+    part("question").focus();
+  });
+  addEventListener("visibilitychange", conversation_refresh);
+  server_watch(buttons_update, async () => {
+    await sessions_load();
+    // A session that only the server has could not be opened before.
+    if (!state.conversation && location.hash !== "") await conversation_open(location.hash.slice(1));
+    else await cache_load();
+  });
 }
 
 async function start() {

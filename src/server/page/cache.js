@@ -1,6 +1,6 @@
 // The cache of the open session: asked for, followed during a reply, and shown.
 
-import { api_get } from "./api.js";
+import { api_get, routing_headers } from "./api.js";
 import { bytes_text, count_text } from "./format.js";
 import { error_show } from "./server.js";
 import { part, state } from "./state.js";
@@ -11,11 +11,12 @@ const CACHE_MS = 500;  // between looks at the cache during a reply
 const strip = new CacheStrip(
   { canvas: part("strip"), box: part("strip-box"), title: part("strip-title"), text: part("strip-text"),
     summary: part("strip-summary") },
-  async (first, last) => (await api_get(`${cache_path()}?text=${first}-${last}`)).text,
+  async (first, last) => (await cache_get(`?text=${first}-${last}`)).text,
 );
 
-function cache_path() {
-  return `/cache/${encodeURIComponent(state.conversation.name)}`;
+function cache_get(query = "") {
+  const { name } = state.conversation;
+  return api_get(`/cache/${encodeURIComponent(name)}${query}`, { headers: routing_headers(name) });
 }
 
 function cache_show(info) {
@@ -28,7 +29,7 @@ export async function cache_load() {
   const { conversation } = state;
   if (!conversation || !conversation_has_cache(conversation)) return;
   try {
-    const info = await api_get(cache_path());
+    const info = await cache_get();
     if (conversation === state.conversation) cache_show(info);
   } catch (error) {
     if (error.status !== 404 && error.status !== 409) error_show(error);

@@ -38,14 +38,14 @@ export function settings_wire() {
     // Not ours: the defaults.
   }
   part("system").value = state.settings.system ?? "";
-  part("temperature").value = state.settings.temperature;
+  part("temperature").value = state.settings.temperature ?? "";
   part("max-tokens").value = state.settings.max_tokens ?? "";
   part("settings").addEventListener("change", () => {
     const temperature = part("temperature").valueAsNumber;
     const longest = part("max-tokens").valueAsNumber;
     state.settings = {
       system: part("system").value.trim(),
-      temperature: Number.isFinite(temperature) ? Math.min(2, Math.max(0, temperature)) : 0,
+      temperature: Number.isFinite(temperature) ? Math.min(2, Math.max(0, temperature)) : null,
       max_tokens: longest >= 1 ? Math.floor(longest) : null,
     };
     localStorage.setItem(SETTINGS, JSON.stringify(state.settings));

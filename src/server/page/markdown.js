@@ -3,9 +3,15 @@
 
 import { make } from "./format.js";
 
-const INLINE = /(`+)(.+?)\1(?!`)|\*\*(?=\S)(.+?)\*\*|\*(?=\S)([^*\n]+?)\*|\[([^\]\n]+)\]\((https?:\/\/[^\s()]+)\)/s;
+const INLINE = /(`+)(.+?)\1(?!`)|\*\*(?=\S)(.+?)\*\*(?!\*)|\*(?=\S)([^*\n]+?)\*|\[([^\]\n]+)\]\((https?:\/\/[^\s()]+)\)/s;
+
+const INLINE_MOST = 20000;  // characters; a longer paragraph stays plain, matching takes time with its square
 
 function inline_append(parent, text) {
+  if (text.length > INLINE_MOST) {
+    parent.append(text);
+    return;
+  }
   let rest = text;
   while (rest !== "") {
     const found = INLINE.exec(rest);

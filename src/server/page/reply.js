@@ -31,7 +31,8 @@ export function wire_count(conversation, count) {
  */
 async function column_stream(conversation, index, target, dense, model, settings, signal, on) {
   const messages = wire_messages(conversation, index, dense);
-  const body = { model, messages, temperature: settings.temperature };
+  const body = { model, messages };
+  if (settings.temperature !== null) body.temperature = settings.temperature;
   if (settings.max_tokens) body.max_tokens = settings.max_tokens;
   if (!dense) body.metadata = { session: conversation.name };
   if (target.content !== "") {

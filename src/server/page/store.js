@@ -19,8 +19,22 @@ function database() {
   return opened;
 }
 
+/** Without a database (some private windows) conversations last as long as the page. */
+const memory = new Map();
+const memory_table = {
+  getAll: () => ({ result: [...memory.values()] }),
+  get: (name) => ({ result: structuredClone(memory.get(name)) }),
+  put: (value) => ({ result: memory.set(value.name, value) }),
+  delete: (name) => ({ result: memory.delete(name) }),
+};
+
 async function transact(mode, act) {
-  const transaction = (await database()).transaction(TABLE, mode);
+  let transaction;
+  try {
+    transaction = (await database()).transaction(TABLE, mode);
+  } catch {
+    return act(memory_table).result;
+  }
   const request = act(transaction.objectStore(TABLE));
   return new Promise((resolve, reject) => {
     transaction.oncomplete = () => resolve(request.result);

@@ -44,7 +44,7 @@ class PageTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
-        self.server = MockServer(sessions=self.folder, **self.server_options).start()
+        self.server = MockServer(**{"sessions": self.folder, **self.server_options}).start()
         self.addCleanup(self.server_stop)
         self.log_allowed = ()
         self.driver.get_log("browser")

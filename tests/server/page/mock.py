@@ -59,9 +59,9 @@ def cache_of(count):
 
 
 class Failure(Exception):
-    def __init__(self, status, message):
+    def __init__(self, status, message, **headers):
         super().__init__(message)
-        self.status = status
+        self.status, self.headers = status, headers
 
 
 class MockServer:
@@ -73,6 +73,7 @@ class MockServer:
         self.sessions = pathlib.Path(sessions) if sessions else None
         self.rate, self.prefill_rate, self.context = rate, prefill_rate, context
         self.requests, self.gone, self.unknown = [], 0, []
+        self.loading, self.busy = False, 0
         self.server = None
 
     @property
@@ -156,24 +157,29 @@ class PageHandler(BaseHTTPRequestHandler):
         try:
             if method == "GET" and self.static(path):
                 return
-            if path == "/health":
+            if path == "/health" and not self.mock.loading:
                 return self.send(200, {"status": "ok"})
+            if self.mock.loading:
+                raise Failure(503, "the model is loading")
             if self.mock.key and self.headers.get("Authorization") != f"Bearer {self.mock.key}":
                 raise Failure(401, "the key is missing or wrong")
             self.mock.requests.append((method, self.path, json.loads(body) if body else None))
             self.route(method, path, dict(urllib.parse.parse_qsl(address.query)),
                        json.loads(body) if body else None)
         except Failure as error:
-            self.send(error.status, {"error": {"message": str(error), "type": "invalid_request_error"}})
+            self.send(error.status, {"error": {"message": str(error), "type": "invalid_request_error"}},
+                      error.headers)
         except OSError:
             self.mock.gone += 1
             self.close_connection = True
 
-    def send(self, status, value):
+    def send(self, status, value, headers=()):
         data = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        for name in headers:
+            self.send_header(name.replace("_", "-"), headers[name])
         self.end_headers()
         self.wfile.write(data)
 
@@ -262,6 +268,9 @@ class PageHandler(BaseHTTPRequestHandler):
         dense = mock.compare and body["model"] == "mock-dense"
         name = None if dense else body.get("metadata", {}).get("session")
         prompt = self.prompt(messages)
+        if mock.busy > 0:
+            mock.busy -= 1
+            raise Failure(429, "too many requests wait", Retry_After="3")
         if len(prompt) > mock.context:
             raise Failure(400, f"the prompt has {len(prompt)} tokens, the context {mock.context}")
         question = [one["content"] for one in messages if one["role"] == "user"][-1]

@@ -124,6 +124,134 @@ class ChatTest(PageTest):
         self.assertEqual(len(self.chats()[-1]["messages"]), 5)
 
 
+    def test_a_busy_server_says_when_to_try_again(self):
+        self.log_allowed = ("status of 429",)
+        self.server.busy = 1
+        self.ask("First question")
+        self.assertEqual(self.part("notice").text, "too many requests wait Try again in 3 s.")
+        self.press_button("Try again")
+        self.wait(lambda: "small file" in self.replies()[0], "reply")
+        self.finished()
+        self.assertEqual(self.chats()[1]["messages"], [{"role": "user", "content": "First question"}])
+
+    def test_a_model_that_loads_is_waited_for(self):
+        self.log_allowed = ("status of 503",)
+        self.server.loading = True
+        self.open()
+        self.wait(lambda: self.part("server-state").text == "The model is loading…", "state")
+        self.assertFalse(self.part("send").is_enabled())
+        self.server.loading = False
+        self.wait(lambda: self.part("send").is_enabled(), "ready")
+        self.ask("First question")
+
+    def test_settings_are_sent_and_kept(self):
+        self.click("#settings summary")
+        self.part("system").send_keys("Be brief.")
+        self.part("temperature").send_keys("0.7")
+        self.part("max-tokens").send_keys("5" + Keys.TAB)
+        self.driver.refresh()
+        self.ready()
+        self.ask("First question")
+        body = self.chats()[0]
+        self.script("localStorage.clear()")
+        self.assertEqual((body["temperature"], body["max_tokens"]), (0.7, 5))
+        self.assertEqual(body["messages"][0], {"role": "system", "content": "Be brief."})
+        self.assertIn("longest length", self.text(".message.assistant .foot"))
+        self.click("[aria-label='Fork after this reply']")
+        self.wait(lambda: any(path.endswith("/fork") for _, path, _ in self.server.requests), "fork")
+        fork = next(body for _, path, body in self.server.requests if path.endswith("/fork"))
+        self.assertEqual(fork["at_message"], 3)  # the system message counts
+
+    def test_two_tabs_see_the_same_conversation(self):
+        self.ask("First question")
+        first = self.driver.current_window_handle
+        address = self.driver.current_url
+        self.driver.switch_to.new_window("tab")
+        try:
+            self.driver.get(address)
+            self.ready()
+            self.wait(lambda: self.replies(), "reply")
+            self.ask("Second question")
+        finally:
+            self.driver.close()
+            self.driver.switch_to.window(first)
+        self.wait(lambda: len(self.replies()) == 2, "the other tab's turn")
+
+
+class NoSessionsTest(PageTest):
+    server_options = {"sessions": None}
+
+    def test_without_a_session_folder_the_browser_keeps_conversations(self):
+        self.ask("First question")
+        self.wait(lambda: "tokens:" in self.part("strip-summary").text, "cache")
+        self.assertIn("in this browser only", self.text(".session-open small"))
+        self.driver.refresh()
+        self.ready()
+        self.assertIn("small file", self.replies()[0])
+        self.assertEqual([path for _, path, _ in self.server.requests if "sessions" in path], [])
+
+
+class ModuleTest(PageTest):
+    def test_a_stream_may_be_cut_anywhere(self):
+        text = (': prefill 1/2 tokens, 0.5 s left\r\n\r\ndata: {"a":\ndata:1}\n\n'
+                "event: x\ndata: ü\n\n:\n\ndata: not ended\n")
+        seen = self.script("""
+            return (async () => {
+              const [text] = arguments;
+              const {SseReader} = await import('/page/sse.js');
+              const read = (...parts) => {
+                const seen = [];
+                const reader = new SseReader((name, data) => seen.push([name, data]), (comment) => seen.push(comment));
+                parts.forEach((part) => reader.feed(part));
+                return seen;
+              };
+              const all = [read(...text)];
+              for (let cut = 0; cut <= text.length; ++cut) all.push(read(text.slice(0, cut), text.slice(cut)));
+              return all;
+            })();""", text)
+        self.assertEqual(len(seen), len(text) + 2)
+        for one in seen:
+            self.assertEqual(one, ["prefill 1/2 tokens, 0.5 s left", ["", '{"a":\n1}'], ["x", "ü"], ""])
+
+    def test_progress_is_read_from_comments(self):
+        self.assertEqual(self.script("""
+            return (async () => {
+              const {progress_parse} = await import('/page/sse.js');
+              return arguments[0].map(progress_parse);
+            })();""", ["prefill 12/70 tokens, 3.5 s left", "prefill 0/70 tokens", "keep-alive", "", "prefill x/y tokens"]),
+            [{"done": 12, "total": 70, "seconds_left": 3.5}, {"done": 0, "total": 70, "seconds_left": None},
+             None, None, None])
+
+    def test_markdown_becomes_elements(self):
+        html = self.script("""
+            return (async () => {
+              const {markdown_show} = await import('/page/markdown.js');
+              return arguments[0].map((text) => {
+                const element = document.createElement('div');
+                for (let end = 1; end <= text.length; ++end) markdown_show(element, text.slice(0, end));
+                return element.innerHTML;
+              });
+            })();""", [
+                "# One\ntwo **three *four*** `a*b*c`",
+                "3. a\n4. b\n   more",
+                "> quoted\n> text\n\n```py\nx = '<b>'\n\ny\n```\nafter",
+                "[a](https://b.c/d) [e](javascript:f) 2 * 3 * 4"])
+        self.assertEqual(html, [
+            "<h3>One</h3><p>two <strong>three <em>four</em></strong> <code>a*b*c</code></p>",
+            '<ol start="3"><li>a</li><li>b\nmore</li></ol>',
+            '<blockquote>quoted\ntext</blockquote><pre tabindex="0" role="region" aria-label="Code py"><code>'
+            "x = '&lt;b&gt;'\n\ny</code></pre><p>after</p>",
+            '<p><a href="https://b.c/d" rel="noopener noreferrer" target="_blank">a</a> [e](javascript:f) 2 * 3 * 4</p>'])
+
+    def test_numbers_read_well(self):
+        self.assertEqual(self.script("""
+            return (async () => {
+              const {bytes_text, seconds_text, plural} = await import('/page/format.js');
+              return [bytes_text(34e6), bytes_text(189.4e6), bytes_text(999), bytes_text(999.6e3), bytes_text(1.25e9),
+                      seconds_text(3.21), seconds_text(59.7), seconds_text(61), seconds_text(7300), plural(1, 'token')];
+            })();"""), ["34 MB", "189 MB", "999 B", "1.0 MB", "1.3 GB", "3.2 s", "60 s", "1 min 1 s", "2 h 1 min", "1 token"])
+
+
 class DocumentTest(PageTest):
     server_options = {"prefill_rate": 4000}
 
@@ -353,9 +481,9 @@ class LookTest(PageTest):
         beyond = self.script("""return [...document.querySelectorAll('body *')].filter((e) =>
             !e.closest('pre, .hidden, .skip, dialog') && e.getBoundingClientRect().right > 360.5).map((e) => e.outerHTML.slice(0, 80))""")
         self.assertEqual(beyond, [])
+        self.script("scrollTo(0, 0)")
         if PICTURES:
             self.picture("narrow")
-        self.script("scrollTo(0, 0)")
         self.part("sessions-toggle").click()
         self.assertTrue(self.part("session-new").is_displayed())
         self.assertLessEqual(self.sideways()[0], 360)
@@ -381,6 +509,7 @@ class LookTest(PageTest):
             self.assertEqual(self.script(self.CONTRAST), [], scheme)
             backs[scheme] = self.script("return getComputedStyle(document.body).backgroundColor")
             if PICTURES:
+                ActionChains(self.driver).move_to_element(self.part("strip")).perform()
                 self.picture(scheme)
         self.assertEqual(backs, {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"})
 
@@ -423,6 +552,9 @@ class KeyboardTest(PageTest):
         self.fail("not reached by Tab")
 
     def test_everything_is_done_without_a_pointer(self):
+        self.assertEqual(self.driver.switch_to.active_element.get_attribute("id"), "question")
+        self.tab_to(lambda one: one.text == "Skip to the question", back=True)
+        self.press(Keys.ENTER)
         self.assertEqual(self.driver.switch_to.active_element.get_attribute("id"), "question")
         self.press("First question", Keys.ENTER)
         self.wait(lambda: self.replies(), "reply")
