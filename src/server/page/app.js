@@ -68,7 +68,19 @@ function scroll_down() {
   scroller().scrollTop = scroller().scrollHeight;
 }
 
+/** Saves; a browser that has no room left must not keep anyone from talking. */
+async function conversation_keep(conversation) {
+  try {
+    await conversation_save(conversation);
+  } catch {
+    notice("The browser has no room to keep this conversation; export it before you leave.");
+  }
+}
+
+let openings = 0;
+
 async function conversation_open(name) {
+  const opening = ++openings;
   await running_stop();
   notice("");
   cache_clear();
@@ -76,9 +88,14 @@ async function conversation_open(name) {
   if (name && !conversation && state.saved.some((one) => one.name === name)) {
     conversation = await conversation_from_server(name);
   }
+  if (opening !== openings) return;  // another one was asked for meanwhile
   state.conversation = conversation;
   const target = conversation ? `#${conversation.name}` : "";
-  if (location.hash !== target) history.pushState(null, "", target || location.pathname);
+  if (location.hash !== target) {
+    // An address of nothing is not worth going back to.
+    const change = name && !conversation ? "replaceState" : "pushState";
+    history[change](null, "", target || location.pathname);
+  }
   conversation_show();
   sessions_view();
   scroll_down();
@@ -108,7 +125,7 @@ async function conversation_from_server(name) {
       .map(({ role, content }) => ({ role, content }));
     const first = conversation.messages.find((message) => message.role === "user");
     if (first) conversation.title = title_make(first.content);
-    await conversation_save(conversation);
+    await conversation_keep(conversation);
   } catch (error) {
     if (error.status === 404) notice("The text of this session is neither here nor on the server; its cache is shown.");
     else error_show(error);
@@ -163,7 +180,7 @@ async function reply_follow(run) {
   buttons_update();
   scroll_down();
   part("question").focus();
-  await conversation_save(conversation);
+  await conversation_keep(conversation);
   sessions_load();
 
   let frame = 0;
@@ -198,7 +215,7 @@ async function reply_follow(run) {
           frame = 0;
           if (state.conversation !== conversation) return;
           const follow = near_bottom();
-          view_update(index);
+          if (index < state.views.length) view_update(index);
           figures_show(message);
           if (follow) scroll_down();
         });
@@ -207,7 +224,7 @@ async function reply_follow(run) {
   });
   clearInterval(clock);
   state.running = null;
-  await conversation_save(conversation);
+  await conversation_keep(conversation);
   partial_drop(conversation.name);
   progress_show(run, null);
   views_update();
@@ -247,7 +264,7 @@ async function question_edit(index) {
   const { conversation } = state;
   const question = conversation.messages[index];
   conversation.messages.length = index;
-  await conversation_save(conversation);
+  await conversation_keep(conversation);
   question_fill(question);
   conversation_show();
 }
@@ -289,24 +306,26 @@ async function fork_at(index) {
   const count = question ? index : index + 1;
   const to = name_make("fork");
   const at_message = wire_count(from, count);
+  let failure = null;
   if (count > 0 && state.saved.some((one) => one.name === from.name)) {
     try {
       await api_send("POST", `/v1/sessions/${encodeURIComponent(from.name)}/fork`, { to, at_message });
     } catch (error) {
       // Without the cache the fork is only slower: the text is here.
       if (!(error instanceof ServerError)) throw error;
-      error_show(error);
+      failure = error;
     }
   }
   const messages = structuredClone(from.messages.slice(0, count));
   const fork = { name: to, title: `${from.title} (fork)`, created: Date.now(), messages };
   if (from.system) fork.system = from.system;
-  await conversation_save(fork);
+  await conversation_keep(fork);
   await sessions_load();
   await conversation_open(to);
   if (question) question_fill(question);
   part("question").focus();
   announce("You are in the fork.");
+  if (failure) error_show(failure);
 }
 
 async function session_delete(session) {
@@ -314,7 +333,7 @@ async function session_delete(session) {
   if ((await dialog_ask(part("delete-dialog"))) !== "delete") return;
   try {
     if (session.name === state.conversation?.name) await running_stop();
-    if (session.there) await api_send("DELETE", `/v1/sessions/${encodeURIComponent(session.name)}`);
+    if (session.there) await session_delete_there(session.name);
     await conversation_delete(session.name);
     if (session.name === state.conversation?.name) await conversation_open(null);
   } catch (error) {
@@ -322,6 +341,14 @@ async function session_delete(session) {
   }
   await sessions_load();
   part("session-new").focus();
+}
+
+async function session_delete_there(name) {
+  try {
+    await api_send("DELETE", `/v1/sessions/${encodeURIComponent(name)}`);
+  } catch (error) {
+    if (error.status !== 404) throw error;  // gone is what was wanted
+  }
 }
 
 function conversation_export() {
