@@ -4,8 +4,7 @@ import { api_get, api_send, key_asks_with, ServerError } from "./api.js";
 import { cache_clear, cache_load, cache_watch, figures_show } from "./cache.js";
 import { dialog_ask, key_ask, settings_wire } from "./dialogs.js";
 import { document_read, drops_accept } from "./documents.js";
-import { count_text, make, plural, seconds_text } from "./format.js";
-import { MessageView } from "./messages.js";
+import { make } from "./format.js";
 import { reply_stream, wire_count } from "./reply.js";
 import { config_load, error_show, server_watch } from "./server.js";
 import { sessions_merge, sessions_show } from "./sessions.js";
@@ -14,60 +13,13 @@ import {
   conversation_delete, conversation_load, conversation_markdown, conversation_save, conversations_all,
   name_make, partial_drop, partial_write,
 } from "./store.js";
+import {
+  buttons_update, conversation_show, near_bottom, progress_show, scroll_down, view_actions, view_update, views_update,
+} from "./view.js";
 
 const PARTIAL_MS = 150;  // between writes of a reply that runs
 
 // --- the conversation ------------------------------------------------------------------------
-function conversation_show() {
-  const { conversation } = state;
-  const messages = conversation?.messages ?? [];
-  const names = { model: state.config?.model ?? "Model" };
-  state.views = messages.map((message, index) =>
-    new MessageView(message, index, { fork: fork_at, resume: reply_run, edit: question_edit }, names));
-  part("messages").replaceChildren(...state.views.map((view) => view.element));
-  part("conversation-title").textContent = conversation?.title ?? "New session";
-  part("export").hidden = messages.length === 0;
-  views_update();
-  figures_show(messages.findLast((message) => message.usage));
-}
-
-function view_update(index) {
-  const { messages } = state.conversation;
-  const last_question = messages.findLastIndex((message) => message.role === "user");
-  state.views[index].update({
-    running: state.running !== null, last: index === messages.length - 1, last_question: index === last_question,
-  });
-}
-
-function views_update() {
-  state.views.forEach((view, index) => view_update(index));
-}
-
-function buttons_update() {
-  const running = state.running !== null;
-  part("send").disabled = running || state.away || state.config === null;
-  part("stop").hidden = !running;
-  part("progress").hidden = !(running && state.running.progress);
-  part("attached").hidden = state.attached === null;
-  part("attached-name").textContent =
-    state.attached ? `${state.attached.name}, ${plural(state.attached.text.length, "character")}` : "";
-}
-
-/** What scrolls: the conversation, or on a small screen the page. */
-function scroller() {
-  const own = getComputedStyle(part("conversation")).overflowY === "auto";
-  return own ? part("conversation") : document.documentElement;
-}
-
-function near_bottom() {
-  const { scrollHeight, scrollTop, clientHeight } = scroller();
-  return scrollHeight - scrollTop - clientHeight < 120;
-}
-
-function scroll_down() {
-  scroller().scrollTop = scroller().scrollHeight;
-}
-
 /** Saves; a browser that has no room left must not keep anyone from talking. */
 async function conversation_keep(conversation) {
   try {
@@ -91,7 +43,7 @@ async function conversation_open(name) {
   if (opening !== openings) return;  // another one was asked for meanwhile
   state.conversation = conversation;
   const target = conversation ? `#${conversation.name}` : "";
-  if (location.hash !== target) {
+  if (location.hash !== target && state.config !== null) {
     // An address of nothing is not worth going back to.
     const change = name && !conversation ? "replaceState" : "pushState";
     history[change](null, "", target || location.pathname);
@@ -234,23 +186,6 @@ async function reply_follow(run) {
   else announce(message.cut ? "The reply was stopped." : "The reply is complete.");
   await sessions_load();
   await cache_load();
-}
-
-function progress_show(run, progress) {
-  run.progress = progress;
-  part("progress").hidden = progress === null;
-  if (!progress) return;
-  progress.at ??= performance.now();
-  const { done, total, at, seconds_left } = progress;
-  const share = total > 0 ? done / total : 0;
-  // The server speaks every few seconds; the clock runs on in between.
-  const left = seconds_left === null ? null : Math.max(0, seconds_left - (performance.now() - at) / 1000);
-  part("progress-bar").value = share;
-  part("progress-text").textContent =
-    `Reading ${count_text(done)} of ${plural(total, "token")}` + (left === null ? "" : `, ${seconds_text(left)} left`);
-  const quarter = Math.floor(share * 4);
-  if (quarter !== run.quarter) announce(part("progress-text").textContent);
-  run.quarter = quarter;
 }
 
 /** Resolves when the reply is stopped and saved. */
@@ -436,16 +371,19 @@ function controls_wire() {
 
 async function start() {
   key_asks_with(key_ask);
+  Object.assign(view_actions, { fork: fork_at, resume: reply_run, edit: question_edit });
   settings_wire();
   controls_wire();
   buttons_update();
+  let failure = null;
   try {
     await config_load();
   } catch (error) {
-    error_show(error);
+    failure = error;
   }
   await sessions_load();
   await conversation_open(location.hash.slice(1) || null);
+  if (failure) error_show(failure);
   part("question").focus();
   document.body.dataset.ready = "true";
 }

@@ -162,5 +162,15 @@ class PageTest(unittest.TestCase):
         time.sleep(1.0)  # newly condensed groups have faded
         self.driver.save_screenshot(str(IMAGES / f"serve-{name}.png"))
 
+    def forget(self):
+        """As in another browser: no conversation is known."""
+        self.script("""return new Promise((done) => {
+            const request = indexedDB.open('lca');
+            request.onsuccess = () => {
+              const change = request.result.transaction('conversations', 'readwrite');
+              change.objectStore('conversations').clear();
+              change.oncomplete = done;
+            };});""")
+
     def storage(self):
         return json.loads(self.script("return JSON.stringify({...localStorage})"))

@@ -144,6 +144,18 @@ class ChatTest(PageTest):
         self.wait(lambda: self.part("send").is_enabled(), "ready")
         self.ask("First question")
 
+    def test_a_session_of_the_server_opens_once_the_model_is_loaded(self):
+        self.log_allowed = ("status of 503",)
+        self.ask("First question")
+        name = self.chats()[0]["metadata"]["session"]
+        self.forget()
+        self.server.loading = True
+        self.driver.refresh()
+        self.wait(lambda: self.part("server-state").text == "The model is loading…", "state")
+        self.server.loading = False
+        self.wait(lambda: self.replies() and "small file" in self.replies()[0], "resumed")
+        self.assertEqual(self.script("return location.hash"), f"#{name}")
+
     def test_settings_are_sent_and_kept(self):
         self.click("#settings summary")
         self.part("system").send_keys("Be brief.")
@@ -392,13 +404,7 @@ class SessionTest(PageTest):
     def test_a_session_of_another_browser_is_resumed_from_the_server(self):
         self.ask("First question")
         name = self.chats()[0]["metadata"]["session"]
-        self.script("""return new Promise((done) => {
-            const request = indexedDB.open('lca');
-            request.onsuccess = () => {
-              const change = request.result.transaction('conversations', 'readwrite');
-              change.objectStore('conversations').clear();
-              change.oncomplete = done;
-            };});""")
+        self.forget()
         self.driver.refresh()
         self.ready()
         self.wait(lambda: self.replies() and "small file" in self.replies()[0], name)
