@@ -1,6 +1,6 @@
 // Every request of the page: the key, errors in one form, and the stream of a reply.
 
-import { SseReader, progress_parse } from "./sse.js";
+import { SseReader, progress_parse, queue_parse } from "./sse.js";
 
 const KEY = "lca.key";
 
@@ -91,7 +91,7 @@ export async function health_get() {
 }
 
 /**
- * Streams a chat completion. on: {progress({done, total, seconds_left}), text(piece)}.
+ * Streams a chat completion. on: {progress({done, total, seconds_left} or {queued}), text(piece)}.
  * Resolves to {usage, finish, model}; a stream without its end is a ServerError of status 0.
  */
 export async function chat_stream(body, signal, on) {
@@ -122,7 +122,7 @@ export async function chat_stream(body, signal, on) {
       result.finish = choice?.finish_reason ?? result.finish;
     },
     (comment) => {
-      const progress = progress_parse(comment);
+      const progress = progress_parse(comment) ?? queue_parse(comment);
       if (progress) on.progress(progress);
     },
   );

@@ -139,6 +139,7 @@ async function reply_follow(run) {
   let kept = 0;
   const clock = setInterval(() => {
     if (run.progress) progress_show(run, run.progress);
+    else if (!run.begun) progress_show(run, { queued: null });
   }, 500);
   const begin = () => {
     if (run.begun) return;
@@ -154,7 +155,7 @@ async function reply_follow(run) {
       }
     },
     progress: (target, progress) => {
-      begin();
+      if (progress.queued === undefined) begin();
       if (target === message) progress_show(run, progress);
     },
     change: () => {

@@ -43,6 +43,12 @@ export class SseReader {
   }
 }
 
+/** "queued 3" → {queued: 3}: requests that are served before this one. */
+export function queue_parse(comment) {
+  const found = /^queued (\d+)/.exec(comment);
+  return found ? { queued: Number(found[1]) } : null;
+}
+
 /** "prefill 1234/7000 tokens, 12.3 s left" → {done, total, seconds_left}; anything else → null. */
 export function progress_parse(comment) {
   const found = /^prefill (\d+)\/(\d+) tokens(?:, ([\d.]+) s left)?/.exec(comment);

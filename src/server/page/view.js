@@ -58,11 +58,17 @@ export function scroll_down() {
   scroller().scrollTop = scroller().scrollHeight;
 }
 
-/** progress: what the newest comment of the stream said, or null. */
+/** progress: what the newest comment of the stream said ({queued: null}: there was none yet), or null. */
 export function progress_show(run, progress) {
   run.progress = progress;
   part("progress").hidden = progress === null;
   if (!progress) return;
+  if (progress.queued !== undefined) {
+    part("progress-bar").removeAttribute("value");
+    part("progress-text").textContent =
+      progress.queued === null ? "Waiting for the server…" : `Waiting, ${plural(progress.queued, "request")} before this one`;
+    return;
+  }
   progress.at ??= performance.now();
   const { done, total, at, seconds_left } = progress;
   const share = total > 0 ? done / total : 0;

@@ -73,7 +73,7 @@ class MockServer:
         self.sessions = pathlib.Path(sessions) if sessions else None
         self.rate, self.prefill_rate, self.context = rate, prefill_rate, context
         self.requests, self.gone, self.unknown = [], 0, []
-        self.loading, self.busy = False, 0
+        self.loading, self.busy, self.queue, self.delay = False, 0, 0, 0
         self.server = None
 
     @property
@@ -275,6 +275,7 @@ class PageHandler(BaseHTTPRequestHandler):
             raise Failure(400, f"the prompt has {len(prompt)} tokens, the context {mock.context}")
         question = [one["content"] for one in messages if one["role"] == "user"][-1]
         reply = reply_of(question, dense)
+        time.sleep(mock.delay)
         if body.get("continue_final_message"):
             written = len(tokens_of(messages[-1]["content"]))
             if "".join(reply[:written]) != messages[-1]["content"]:
@@ -288,6 +289,9 @@ class PageHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        for ahead in range(mock.queue, 0, -1):
+            self.chunk(f": queued {ahead}\n\n")
+            time.sleep(0.6)
         done = cached
         while True:
             if name:

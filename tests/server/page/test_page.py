@@ -134,6 +134,15 @@ class ChatTest(PageTest):
         self.finished()
         self.assertEqual(self.chats()[1]["messages"], [{"role": "user", "content": "First question"}])
 
+    def test_a_request_that_waits_says_so(self):
+        self.server.delay, self.server.queue = 1.5, 2
+        self.send("First question")
+        for text in ("Waiting for the server…", "Waiting, 2 requests before this one", "Waiting, 1 request before this one"):
+            self.wait(lambda: self.text("#progress-text") == text and self.part("progress").is_displayed(), text)
+        self.wait(lambda: self.replies() and "small" in self.replies()[0], "reply")
+        self.finished()
+        self.assertFalse(self.part("progress").is_displayed())
+
     def test_a_model_that_loads_is_waited_for(self):
         self.log_allowed = ("status of 503",)
         self.server.loading = True
@@ -537,12 +546,23 @@ class LookTest(PageTest):
             self.skipTest("axe-core-python is not installed")
         source = next(pathlib.Path(axe_core_python.__file__).parent.glob("**/axe.min.js")).read_text()
         self.fill()
-        for width in (1200, 360):
-            if width == 360:
-                self.narrow()
-            self.script(source)
-            found = self.script("return axe.run().then((r) => r.violations.map((v) => [v.id, v.nodes.map((n) => n.html.slice(0, 120))]))")
-            self.assertEqual(found, [], width)
+        self.script(source)
+
+        def check(what):
+            found = self.script("return axe.run().then((result) => result.violations.map((one) =>"
+                                " [one.id, one.nodes.map((node) => node.html.slice(0, 120))]))")
+            self.assertEqual(found, [], what)
+
+        self.script("document.getElementById('settings').open = true")
+        check("wide")
+        for dialog in ("key-dialog", "delete-dialog"):
+            self.script("document.getElementById(arguments[0]).showModal()", dialog)
+            check(dialog)
+            self.script("document.getElementById(arguments[0]).close()", dialog)
+        self.narrow()
+        self.script("scrollTo(0, 0)")
+        self.click("#sessions-toggle")
+        check("narrow")
 
 
 class KeyboardTest(PageTest):
