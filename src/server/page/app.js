@@ -1,6 +1,6 @@
 // The page: asking, sessions, and how the parts hang together.
 
-import { api_get, api_send, key_asks_with, ServerError } from "./api.js";
+import { api_get, api_send, key_asks_with } from "./api.js";
 import { cache_clear, cache_load, cache_watch, figures_show } from "./cache.js";
 import { dialog_ask, key_ask, settings_wire } from "./dialogs.js";
 import { document_read, drops_accept } from "./documents.js";
@@ -248,8 +248,7 @@ async function fork_at(index) {
       await api_send("POST", `/v1/sessions/${encodeURIComponent(from.name)}/fork`, { to, at_message });
     } catch (error) {
       // Without the cache the fork is only slower: the text is here.
-      if (!(error instanceof ServerError)) throw error;
-      failure = error;
+      if (![400, 404, 409].includes(error.status)) failure = error;
     }
   }
   const messages = structuredClone(from.messages.slice(0, count));

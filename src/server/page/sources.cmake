@@ -1,5 +1,5 @@
-# Sources of the page: page.cpp, and the files themselves as bytes. Appends to lca_server_sources; include it from
-# the directory that makes the target.
+# Sources of the page: lca_server_page_sources, relative to src/server/, and lca_server_page_generated, the files
+# themselves as bytes. Include it from the directory that makes the target.
 file(GLOB lca_page_files CONFIGURE_DEPENDS
   ${CMAKE_CURRENT_LIST_DIR}/*.html ${CMAKE_CURRENT_LIST_DIR}/*.js ${CMAKE_CURRENT_LIST_DIR}/*.css
   ${CMAKE_CURRENT_LIST_DIR}/*.svg)
@@ -9,11 +9,11 @@ foreach(lca_page_file IN LISTS lca_page_files)
   list(APPEND lca_page_names ${lca_page_name})
 endforeach()
 string(REPLACE ";" "," lca_page_names "${lca_page_names}")
-set(lca_page_output ${CMAKE_CURRENT_BINARY_DIR}/page_files.cpp)
+set(lca_server_page_sources page/page.cpp)
+set(lca_server_page_generated ${CMAKE_CURRENT_BINARY_DIR}/page_files.cpp)
 add_custom_command(
-  OUTPUT ${lca_page_output}
-  COMMAND ${CMAKE_COMMAND} -DFOLDER=${CMAKE_CURRENT_LIST_DIR} -DOUTPUT=${lca_page_output}
+  OUTPUT ${lca_server_page_generated}
+  COMMAND ${CMAKE_COMMAND} -DFOLDER=${CMAKE_CURRENT_LIST_DIR} -DOUTPUT=${lca_server_page_generated}
           -DNAMES=${lca_page_names} -P ${CMAKE_CURRENT_LIST_DIR}/embed.cmake
   DEPENDS ${lca_page_files} ${CMAKE_CURRENT_LIST_DIR}/headers.txt ${CMAKE_CURRENT_LIST_DIR}/embed.cmake
   COMMENT "Embedding the page" VERBATIM)
-list(APPEND lca_server_sources ${CMAKE_CURRENT_LIST_DIR}/page.cpp ${lca_page_output})

@@ -49,9 +49,9 @@ export function queue_parse(comment) {
   return found ? { queued: Number(found[1]) } : null;
 }
 
-/** "prefill 1234/7000 tokens, 12.3 s left" → {done, total, seconds_left}; anything else → null. */
+/** "reading 1234 of 7000 tokens, 12.3 s left" → {done, total, seconds_left}; anything else → null. */
 export function progress_parse(comment) {
-  const found = /^prefill (\d+)\/(\d+) tokens(?:, ([\d.]+) s left)?/.exec(comment);
+  const found = /^reading (\d+) of (\d+) tokens(?:, ([\d.]+) s left)?/.exec(comment);
   if (!found) return null;
   return {
     done: Number(found[1]),

@@ -73,6 +73,7 @@ class MockServer:
         self.sessions = pathlib.Path(sessions) if sessions else None
         self.rate, self.prefill_rate, self.context = rate, prefill_rate, context
         self.requests, self.gone, self.unknown = [], 0, []
+        self.forks = True
         self.loading, self.busy, self.queue, self.delay = False, 0, 0, 0
         self.server = None
 
@@ -235,6 +236,8 @@ class PageHandler(BaseHTTPRequestHandler):
         if method == "GET" and parts[3:] == ["messages"]:
             return self.send(200, {"messages": kept["messages"]})
         if method == "POST" and parts[3:] == ["fork"]:
+            if not mock.forks:
+                raise Failure(400, "nothing marks this message")
             if mock.path_of(body["to"]).exists():
                 raise Failure(409, f"there is a session {body['to']}")
             if not 0 < body["at_message"] <= len(kept["messages"]):
@@ -297,7 +300,7 @@ class PageHandler(BaseHTTPRequestHandler):
             if name:
                 mock.caches[name] = prompt[:done]
             left = (len(prompt) - done) / mock.prefill_rate
-            self.chunk(f": prefill {done}/{len(prompt)} tokens, {left:.1f} s left\n\n")
+            self.chunk(f": reading {done} of {len(prompt)} tokens, {left:.1f} s left\n\n")
             if done == len(prompt):
                 break
             step = min(512, len(prompt) - done)

@@ -1,2 +1,2 @@
-# C++ tests of the page. The Selenium tests (test_page.py) are run by a script: they need a browser.
-list(APPEND lca_server_test_sources ${CMAKE_CURRENT_LIST_DIR}/test_page_files.cpp)
+# C++ tests of the page, relative to tests/server/. run.sh runs the tests in a browser.
+set(lca_server_page_tests page/test_page_files.cpp)

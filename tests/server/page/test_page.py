@@ -214,7 +214,7 @@ class NoSessionsTest(PageTest):
 
 class ModuleTest(PageTest):
     def test_a_stream_may_be_cut_anywhere(self):
-        text = (': prefill 1/2 tokens, 0.5 s left\r\n\r\ndata: {"a":\ndata:1}\n\n'
+        text = (': reading 1 of 2 tokens, 0.5 s left\r\n\r\ndata: {"a":\ndata:1}\n\n'
                 "event: x\ndata: ü\n\n:\n\ndata: not ended\n")
         seen = self.script("""
             return (async () => {
@@ -232,14 +232,14 @@ class ModuleTest(PageTest):
             })();""", text)
         self.assertEqual(len(seen), len(text) + 2)
         for one in seen:
-            self.assertEqual(one, ["prefill 1/2 tokens, 0.5 s left", ["", '{"a":\n1}'], ["x", "ü"], ""])
+            self.assertEqual(one, ["reading 1 of 2 tokens, 0.5 s left", ["", '{"a":\n1}'], ["x", "ü"], ""])
 
     def test_progress_is_read_from_comments(self):
         self.assertEqual(self.script("""
             return (async () => {
               const {progress_parse} = await import('/page/sse.js');
               return arguments[0].map(progress_parse);
-            })();""", ["prefill 12/70 tokens, 3.5 s left", "prefill 0/70 tokens", "keep-alive", "", "prefill x/y tokens"]),
+            })();""", ["reading 12 of 70 tokens, 3.5 s left", "reading 0 of 70 tokens", "keep-alive", "", "reading x of y tokens"]),
             [{"done": 12, "total": 70, "seconds_left": 3.5}, {"done": 0, "total": 70, "seconds_left": None},
              None, None, None])
 
@@ -402,6 +402,16 @@ class SessionTest(PageTest):
         self.wait(lambda: len(self.names()) == 2, "two sessions")
         self.driver.get(f"{self.server.address}/#{origin}")
         self.wait(lambda: self.text(".message.user .text") == "First question|Second question", "the original")
+
+    def test_a_fork_the_server_cannot_make_is_one_of_the_text(self):
+        self.log_allowed = ("status of 400",)
+        self.ask("First question")
+        self.server.forks = False
+        self.click("[aria-label='Fork after this reply']")
+        self.wait(lambda: "#fork-" in self.script("return location.hash"), "fork")
+        self.assertEqual(self.part("notice").text, "")
+        self.ask("Second question")
+        self.assertEqual([one["role"] for one in self.chats()[1]["messages"]], ["user", "assistant", "user"])
 
     def test_a_fork_before_a_question_takes_the_question_along(self):
         self.ask("First question")
