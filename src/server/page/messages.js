@@ -42,10 +42,11 @@ class Column {
   }
 }
 
-/** actions: {fork(index), resume(index), edit(index)}; names: {model, dense} for the two columns. */
+/** actions: {fork(index), resume(index), edit(index)}; names: {model, continues}: of the server. */
 export class MessageView {
   constructor(message, index, actions, names) {
     this.message = message;
+    this.continues = names.continues;
     const user = message.role === "user";
     this.element = make("article", { class: `message ${message.role}`, "aria-label": user ? "You" : "Model" },
       make("h3", {}, user ? "You" : names.model));
@@ -80,9 +81,9 @@ export class MessageView {
     const cut = message.cut || message.dense?.cut;
     this.buttons.hidden = running;
     this.resume.hidden = !(last && cut);
-    this.resume.textContent = message.content === "" ? "Try again" : "Continue";
-    this.resume.setAttribute("aria-label",
-      message.content === "" ? "Ask for this reply again" : "Continue this reply");
+    const label = message.content === "" ? "Try again" : this.continues ? "Continue" : "Write again";
+    this.resume.textContent = label;
+    this.resume.setAttribute("aria-label", `${label}: this reply`);
     this.edit.hidden = !last_question;
   }
 }

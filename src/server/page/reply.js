@@ -76,6 +76,9 @@ async function column_stream(conversation, index, target, dense, model, settings
 /** Both columns at once; resolves to the first error that is not a stop, or null. */
 export async function reply_stream(conversation, index, config, settings, signal, on) {
   const message = conversation.messages[index];
+  if (!config.continues) {
+    for (const target of [message, message.dense]) if (target?.cut) target.content = "";
+  }
   const runs = [];
   if (message.cut) {
     runs.push(column_stream(conversation, index, message, false, config.model, settings, signal, on));

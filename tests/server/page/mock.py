@@ -73,7 +73,7 @@ class MockServer:
         self.sessions = pathlib.Path(sessions) if sessions else None
         self.rate, self.prefill_rate, self.context = rate, prefill_rate, context
         self.requests, self.gone, self.unknown = [], 0, []
-        self.forks = True
+        self.forks, self.continues = True, True
         self.loading, self.busy, self.queue, self.delay = False, 0, 0, 0
         self.server = None
 
@@ -209,7 +209,8 @@ class PageHandler(BaseHTTPRequestHandler):
         if method == "GET" and path == "/page-config":
             compare = {"model": "mock-dense"} if mock.compare else None
             return self.send(200, {"model": "mock", "context": mock.context, "compare": compare,
-                                   "sessions": mock.sessions is not None, "group": GROUP, "max_body": 1 << 24})
+                                   "sessions": mock.sessions is not None, "group": GROUP, "max_body": 1 << 24,
+                                   "continues": mock.continues})
         if method == "POST" and path == "/v1/chat/completions":
             return self.chat(body)
         if method == "GET" and path == "/v1/sessions":
@@ -279,7 +280,7 @@ class PageHandler(BaseHTTPRequestHandler):
         question = [one["content"] for one in messages if one["role"] == "user"][-1]
         reply = reply_of(question, dense)
         time.sleep(mock.delay)
-        if body.get("continue_final_message"):
+        if body.get("continue_final_message") and mock.continues:
             written = len(tokens_of(messages[-1]["content"]))
             if "".join(reply[:written]) != messages[-1]["content"]:
                 raise Failure(400, "the last message is not the beginning of the reply")

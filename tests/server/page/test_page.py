@@ -64,6 +64,20 @@ class ChatTest(PageTest):
         self.assertTrue(self.chats()[1]["continue_final_message"])
         self.assertNotIn("Continue", self.buttons())
 
+    def test_where_the_server_cannot_continue_the_reply_is_written_again(self):
+        self.server.continues = False
+        self.open()
+        self.send("A long one")
+        self.wait(lambda: self.replies() and "word9 " in self.replies()[0], "words")
+        self.part("stop").click()
+        self.finished()
+        self.server.rate = 5000
+        self.press_button("Write again")
+        self.wait(lambda: "word399." in self.replies()[0], "the end")
+        self.finished()
+        self.assertEqual(self.replies()[0].count("word0 "), 1)
+        self.assertNotIn("continue_final_message", self.chats()[1])
+
     def test_markup_in_a_reply_stays_text(self):
         self.ask("markup please")
         self.assertIn("<img src=x onerror=alert(1)> <script>", self.replies()[0])
