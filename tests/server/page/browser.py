@@ -46,6 +46,7 @@ class PageTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
         self.server = MockServer(**{"sessions": self.folder, **self.server_options}).start()
         self.addCleanup(self.server_stop)
+        self.addCleanup(self.driver.get, "about:blank")  # else the page asks a server that is gone
         self.log_allowed = ()
         self.driver.get_log("browser")
         self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": (

@@ -72,6 +72,7 @@ class MockServer:
         self.port, self.key, self.compare = port, key, compare
         self.sessions = pathlib.Path(sessions) if sessions else None
         self.rate, self.prefill_rate, self.context = rate, prefill_rate, context
+        # What came, clients that left before their answer was written, paths nobody serves.
         self.requests, self.gone, self.unknown = [], 0, []
         self.forks, self.continues = True, True
         self.loading, self.busy, self.queue, self.delay = False, 0, 0, 0
@@ -143,13 +144,20 @@ class PageHandler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.answer("GET")
+        self.answer_or_leave("GET")
 
     def do_POST(self):
-        self.answer("POST")
+        self.answer_or_leave("POST")
 
     def do_DELETE(self):
-        self.answer("DELETE")
+        self.answer_or_leave("DELETE")
+
+    def answer_or_leave(self, method):
+        try:
+            self.answer(method)
+        except OSError:
+            self.mock.gone += 1
+            self.close_connection = True
 
     def answer(self, method):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -170,9 +178,6 @@ class PageHandler(BaseHTTPRequestHandler):
         except Failure as error:
             self.send(error.status, {"error": {"message": str(error), "type": "invalid_request_error"}},
                       error.headers)
-        except OSError:
-            self.mock.gone += 1
-            self.close_connection = True
 
     def send(self, status, value, headers=()):
         data = json.dumps(value).encode()
