@@ -126,7 +126,8 @@ export class CacheStrip {
     title.textContent =
       `${KINDS[range.kind]} ${count_text(range.number)} of ${count_text(range.of)}, ` +
       `tokens ${count_text(range.first)}–${count_text(range.last)}`;
-    text.textContent = known ?? "…";
+    // Two lines have room: line breaks are shown, not made.
+    text.textContent = known === undefined ? "…" : known.trim().replace(/\s*\n\s*/g, " ↵ ");
     canvas.setAttribute("aria-valuetext", `${title.textContent}: ${known ?? "text is loading"}`);
     if (known === undefined) this.#texts_load(cell);
   }

@@ -158,9 +158,9 @@ class PageTest(unittest.TestCase):
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
             {"name": name.replace("_", "-"), "value": value} for name, value in features.items()]})
 
-    def picture(self, name):
-        IMAGES.mkdir(exist_ok=True)
-        time.sleep(1.0)  # newly condensed groups have faded
+    def picture(self, name, settle=1.0):
+        """After `settle` seconds newly condensed groups have faded."""
+        time.sleep(settle)
         self.driver.save_screenshot(str(IMAGES / f"serve-{name}.png"))
 
     def forget(self):

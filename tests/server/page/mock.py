@@ -133,6 +133,12 @@ class PageHandler(BaseHTTPRequestHandler):
         super().setup()
         self.mock.connections.add(self.request)
 
+    def handle(self):
+        try:
+            super().handle()
+        except ConnectionError:
+            pass  # reset between two requests
+
     def finish(self):
         self.mock.connections.discard(self.request)
         try:
