@@ -66,7 +66,8 @@ export function progress_show(run, progress) {
   if (progress.queued !== undefined) {
     part("progress-bar").removeAttribute("value");
     part("progress-text").textContent =
-      progress.queued === null ? "Waiting for the server…" : `Waiting, ${plural(progress.queued, "request")} before this one`;
+      progress.queued === null ? "Waiting for the server…"
+        : `Waiting, ${plural(progress.queued, "request")} before this one`;
     return;
   }
   progress.at ??= performance.now();

@@ -1,7 +1,11 @@
-"""What the tests of the page share: a Chromium, a server, and waiting for what a user would see."""
+"""What the tests of the page share: a Chromium, a server, and waiting for what a user would see.
+
+run.sh runs them all. The pictures docs/images/serve-*.png are made where PAGE_PICTURES is set.
+"""
 
 import contextlib
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -19,6 +23,11 @@ from selenium.webdriver.support.ui import WebDriverWait
 from mock import MockServer
 
 IMAGES = pathlib.Path(__file__).resolve().parents[3] / "docs" / "images"
+PICTURES = bool(os.environ.get("PAGE_PICTURES"))
+DOCUMENT = "# The lighthouse\n\n" + "\n\n".join(
+    f"Entry {day}. The lamp was lit at dusk, the wind stood in the west, and {day * 7} ships went by."
+    for day in range(1, 331))
+
 
 
 def driver_make():
