@@ -200,9 +200,9 @@ async function question_edit(index) {
   const { conversation } = state;
   const question = conversation.messages[index];
   conversation.messages.length = index;
-  await conversation_keep(conversation);
-  question_fill(question);
   conversation_show();
+  question_fill(question);
+  await conversation_keep(conversation);
 }
 
 function question_fill(question) {

@@ -29,7 +29,6 @@ DOCUMENT = "# The lighthouse\n\n" + "\n\n".join(
     for day in range(1, 331))
 
 
-
 def driver_make():
     options = webdriver.ChromeOptions()
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900",

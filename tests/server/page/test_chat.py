@@ -76,7 +76,7 @@ class ChatTest(PageTest):
         self.ask("Too much?")
         self.assertRegex(self.part("notice").text, r"the prompt has 4\d\d tokens, the context 100")
         self.press_button("Edit")
-        self.assertEqual(self.part("question").get_attribute("value"), "Too much?")
+        self.wait(lambda: self.part("question").get_attribute("value") == "Too much?", "question")
         self.part("attached-remove").click()
         self.part("question").send_keys(Keys.ENTER)
         self.wait(lambda: self.replies() and "small file" in self.replies()[-1], "reply")
