@@ -112,12 +112,13 @@ def build(python, folder):
     return run(["cmake", "--build", folder, "--target", "lca-python", "--", *quiet]).returncode == 0
 
 
-def pytest(python, arguments, report, folder=ROOT, **environment_changes):
-    """Runs pytest in a folder; returns how many passed, failed and were skipped."""
+def pytest(python, arguments, report, folder=ROOT, workers=0, **environment_changes):
+    """Runs pytest in a folder, in several processes if so told; returns how many passed, failed and were skipped."""
     report.unlink(missing_ok=True)
     surroundings = {"OMP_NUM_THREADS": "1",  # of torch, whose threads take longer to meet than tiny models to compute
                     **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment_changes}
-    code = run([python, "-m", "pytest", f"--junitxml={report}", "-rs", "--durations=5", *arguments],
+    code = run([python, "-m", "pytest", f"--junitxml={report}", "-rs", "--durations=5",
+                *([f"--numprocesses={workers}", "--dist=worksteal"] if workers else []), *arguments],
                folder, env=surroundings).returncode
     try:
         suite = ElementTree.parse(report).getroot().find("testsuite")
@@ -200,8 +201,9 @@ def main():
         return 0
     say("test")
     package = str(built / "python")
+    workers = 0 if args.pytest else min(4, len(os.sched_getaffinity(0)))
     counts = pytest(inside, args.pytest or [ROOT / "python" / "tests"], BUILD / "junit-python.xml",
-                    PYTHONPATH=package)
+                    workers=workers, PYTHONPATH=package)
     if not args.pytest:
         clean = environment(python, version, CLEAN, "python-clean")
         counts = tuple(map(sum, zip(counts, test_wheel(inside, clean, built))))

@@ -160,11 +160,17 @@ def test_the_end_of_a_reply_counts_where_the_answer_is_all_of_it():
     assert {int(make("passage", 4096, seed, chat_share=1.0).kinds[-1]) for seed in range(10)} == {NONE}
 
 
+def test_density_is_how_much_of_a_row_is_asked_for():
+    answers = [sum(len(make("facts", 4096, seed, density=density).answers) for seed in range(40))
+               for density in (0.2, 0.35, 0.7)]
+    assert answers[0] < answers[1] and answers[2] > 1.6 * answers[1]
+
+
 def test_wrong_options_are_one_line():
     for options, words_of_it in ((dict(tasks={"riddle": 1.0}), "there is no task riddle"),
                                  (dict(values={"number": 0.0}), "no kind of value has a weight"),
                                  (dict(chat_share=2.0), "between 0 and 1"), (dict(groups=(1,)), "at least 2"),
-                                 (dict(tasks={"fact": -1.0}), "negative")):
+                                 (dict(tasks={"fact": -1.0}), "negative"), (dict(density=0.8), "density")):
         with pytest.raises(ValueError, match=words_of_it) as caught:
             RowOptions(4096, **options).check()
         assert "\n" not in str(caught.value)

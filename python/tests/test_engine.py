@@ -158,7 +158,9 @@ def test_ctrl_c_stops_a_long_prompt(smollm2):
             "    print('stopped', flush=True)\n"
             "    session.read('And then')\n"
             "    print('on', flush=True)\n")
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    # A job in the background of a shell ignores the signal, and so would its children.
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert process.stdout.readline() == "ready\n"
     time.sleep(1.5)
     process.send_signal(signal.SIGINT)

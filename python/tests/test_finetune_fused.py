@@ -37,11 +37,11 @@ def student_of(targets=TARGETS, dtype=torch.float32, rank=8):
     return losses.Student(model, 7)
 
 
-def gradients(student, knobs, teach, documents):
+def gradients(student, knobs, teach, documents, reach=None):
     ids, kinds, positions = batch_of(length=90)
     if documents is None:
         positions = torch.arange(90).repeat(2, 1)
-    places = losses.places_of(kinds, positions, teach)
+    places = losses.places_of(kinds, positions, teach, reach)
     sums = student(ids, positions, places, knobs, teach, documents)
     with torch.no_grad():
         assert torch.allclose(student(ids, positions, places, knobs, teach, documents), sums, rtol=1e-6)
@@ -196,3 +196,28 @@ def test_a_fused_run_goes_on_bit_for_bit_and_as_a_plain_one(folder, tmp_path):
     assert again == whole and done == 6
     for one, other in zip(whole, plain, strict=True):
         assert abs(float(one["loss"]) - float(other["loss"])) < 1e-3 * float(other["loss"])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_teacher_that_reads_a_part_of_a_row(packed):
+    documents = torch.tensor([0, 17, 90, 107, 180], dtype=torch.int32) if packed else None
+    assert losses.documents_cut(torch.tensor([0, 30, 90, 150, 180]), 90, 50).tolist() == [0, 30, 50, 100]
+    ids, kinds, positions = batch_of(length=90)
+    if not packed:
+        positions = torch.arange(90).repeat(2, 1)
+    whole, near = (losses.places_of(kinds, positions, True, reach) for reach in (None, 50))
+    assert near.answer.equal(whole.answer)
+    assert near.text.tolist() == [place for place in whole.text.tolist() if place % 90 < 50]
+    assert near.context.tolist() == [place for place in whole.context.tolist() if place % 90 < 50]
+    found = []
+    for fused in (False, True):
+        student = student_of()
+        if fused:
+            student.fuse(False)
+        expected = student(ids, positions, near, KNOBS["lca"], True, documents).detach()
+        student._reach = 50
+        sums, grads = gradients(student, KNOBS["lca"], True, documents, 50)
+        assert torch.allclose(sums, expected, rtol=1e-5)  # what the teacher says of a token depends on those before it
+        found.append(grads)
+    for name, grad in found[0].items():
+        assert torch.allclose(grad, found[1][name], rtol=1e-3, atol=1e-5), name

@@ -147,6 +147,8 @@ def _parser() -> argparse.ArgumentParser:
     onto.add_argument("--groups", type=_sizes, default=(4, 8, 16, 32), metavar="G,…",
                       help="sizes of groups whose borders task border puts into values (4,8,16,32)")
     onto.add_argument("--sink", type=int, default=0, metavar="N", help="tokens before the first group (0)")
+    onto.add_argument("--density", type=float, default=usual.density, metavar="P",
+                      help=f"of a row with a task: facts, questions and replies at most ({usual.density:g})")
     onto.add_argument("--tokenizer", metavar="MODEL", help="default: the one the text was packed with")
     common(onto)
 
@@ -189,7 +191,8 @@ def _join(args: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
 
 
 def _mix(args: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
-    rows = RowOptions(args.length, args.tasks, args.values, args.chat_share, args.first_share, args.groups, args.sink)
+    rows = RowOptions(args.length, args.tasks, args.values, args.chat_share, args.first_share, args.groups, args.sink,
+                      args.density)
     count = -(-args.tokens // args.length)
     options = MixOptions(rows, count, args.task_share, args.seed, args.shard_tokens)
     tokenizer = tokenizer_open(args.tokenizer) if args.tokenizer else None

@@ -31,6 +31,7 @@ class RowOptions:
     first_share: float = 0.3  #: of rows with one question: asked before the text
     groups: Sequence[int] = (4, 8, 16, 32)  #: sizes of groups whose borders facts straddle
     sink: int = 0  #: tokens before the first group
+    density: float = 0.35  #: share of a row that facts, questions and replies may take
 
     def check(self) -> None:
         for what, given, known in (("task", self.tasks, tasks.TASKS), ("kind of value", self.values,
@@ -44,6 +45,8 @@ class RowOptions:
                 raise ValueError(f"no {what} has a weight")
         if not 0 <= self.chat_share <= 1 or not 0 <= self.first_share <= 1:
             raise ValueError("shares are between 0 and 1")
+        if not 0 < self.density <= 0.75:
+            raise ValueError("the density is above 0 and at most 0.75: a quarter of a row is text")
         if self.length < 128:
             raise ValueError("a row with a task has at least 128 tokens")
         if not self.groups or min(self.groups) < 2 or self.sink < 0:
@@ -73,7 +76,7 @@ class RowMaker:
         self._tokenizer, self._form, self._options = tokenizer, form, options
         self._stops = sentence_ends(tokenizer)
         ratio = len(_SENTENCE) / len(tokenizer.encode([_SENTENCE])[0])
-        self._ratio, self._cap = ratio, int(0.35 * options.length / (220 / ratio + 12))
+        self._ratio, self._cap = ratio, int(options.density * options.length / (220 / ratio + 12))
 
     def row(self, draw: random.Random, text: numpy.ndarray) -> Row:
         """A row whose text is the beginning of `text` (at least a row's length)."""

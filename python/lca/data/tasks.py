@@ -127,7 +127,7 @@ class Maker:
 
     def facts(self) -> Task:
         """Several facts, all asked for: one question after another, or one for all."""
-        keys, found, plants = self._facts(self._count(2, 24))
+        keys, found, plants = self._facts(self._count(max(2, self._cap // 2), 48))
         order = self._draw.sample(range(len(keys)), len(keys))
         if 1 < len(keys) <= 8 and self._draw.random() < 0.4:
             return Task("", plants, [self._ask_several([keys[i] for i in order], [found[i] for i in order])])

@@ -170,6 +170,7 @@ class Optimizer:
 @dataclasses.dataclass(frozen=True)
 class Loss:
     teacher: bool = _field(_boolean, True)  # text: KL to the dense base; else cross-entropy
+    reach: int | None = _field(_or_none(_whole(2)), None)  # tokens of a row the teacher reads; null: all
     text: float = _field(_float(), 1.0)
     answer: float = _field(_float(), 1.0)
     context: bool = _field(_boolean, False)  # the teacher also speaks for planted facts and questions

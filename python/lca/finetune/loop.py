@@ -172,8 +172,8 @@ class Trainer:
         """Ids, positions, places and documents of a part."""
         ids, positions, kinds = (torch.from_numpy(each) for each in (part.ids, part.positions, part.kinds))
         documents = None if part.documents is None else torch.from_numpy(part.documents)
-        return (self._moved(ids), self._moved(positions), places_of(kinds, positions, context).to(self._moved),
-                documents)
+        places = places_of(kinds, positions, context, self.config.loss.reach if self.config.loss.teacher else None)
+        return self._moved(ids), self._moved(positions), places.to(self._moved), documents
 
     # --- a step ---
 

@@ -39,12 +39,26 @@ class Places:
         return Places(move(self.text), move(self.answer), move(self.context))
 
 
-def places_of(kinds: Tensor, positions: Tensor, context: bool = False) -> Places:
-    """kinds and positions [B, n]; output i of a row is for token i + 1."""
-    after = F.pad(kinds[:, 1:], (0, 1), value=NONE).reshape(-1)
-    inside = F.pad(positions[:, 1:] > 0, (0, 1), value=False).reshape(-1)
+def places_of(kinds: Tensor, positions: Tensor, context: bool = False, reach: int | None = None) -> Places:
+    """kinds and positions [B, n]; output i of a row is for token i + 1. Text and context end at `reach` of a row."""
+    after = F.pad(kinds[:, 1:], (0, 1), value=NONE)
+    inside = F.pad(positions[:, 1:] > 0, (0, 1), value=False)
     other = (after == NONE) & inside if context else torch.zeros_like(inside)
-    return Places(*(mask.nonzero().squeeze(1) for mask in (after == TEXT, after == ANSWER, other)))
+    text = after == TEXT
+    if reach is not None:
+        text[:, reach:], other[:, reach:] = False, False
+    return Places(*(mask.reshape(-1).nonzero().squeeze(1) for mask in (text, after == ANSWER, other)))
+
+
+def documents_cut(documents: Tensor | None, length: int, reach: int) -> Tensor | None:
+    """Bounds of documents of rows of `length` tokens, where only the first `reach` of a row are left."""
+    if documents is None:
+        return None
+    bounds = documents.long()
+    rows = torch.arange(0, int(bounds[-1]) + 1, length)
+    bounds = torch.cat([bounds, rows])
+    row, at = bounds // length, bounds % length
+    return torch.unique(row * reach + at.clamp(max=reach)).to(torch.int32)
 
 
 def _text_chunk(hidden: Tensor, target: Tensor, teacher: Tensor | None, head: Head, teacher_head: Head | None):
@@ -157,10 +171,12 @@ def adapters_off(model: nn.Module):
 class Student(nn.Module):
     """A patched causal model whose forward pass is the loss, teacher included, so that sharding sees one module."""
 
-    def __init__(self, model: nn.Module, chunk: int = 1024, teacher: nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module, chunk: int = 1024, teacher: nn.Module | None = None,
+                 reach: int | None = None) -> None:
         super().__init__()
         self.model = model
         self.chunk = chunk
+        self._reach = reach  # tokens of a row the teacher reads
         self._teacher = [teacher]  # in a list: not a part of this module
         self._fused: list[Fused] = []
         self._no_split_modules = getattr(self.causal, "_no_split_modules", None)
@@ -177,8 +193,10 @@ class Student(nn.Module):
     def _taught(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Head]:
         other = self._teacher[0]
         causal = self.causal if other is None else other
+        near = slice(None, self._reach)
         with torch.no_grad(), adapters_off(causal), override(causal, method="dense", positions="token"):
-            hidden = self._hidden(causal, ids, positions)
+            hidden = self._hidden(causal, ids[:, near], positions[:, near])
+        hidden = F.pad(hidden, (0, 0, 0, ids.shape[1] - hidden.shape[1]))  # of places without a loss
         head = causal.get_output_embeddings()
         return hidden, getattr(head, "base_layer", head)
 
@@ -201,10 +219,13 @@ class Student(nn.Module):
 
     def _fused_sums(self, ids: Tensor, positions: Tensor, places: Places, knobs: dict, teach: bool,
                     documents: Tensor | None) -> Tensor:
-        fused, theirs = self._fused[0], None
+        fused, theirs, length = self._fused[0], None, ids.shape[1]
         if teach:
+            reach = min(length, self._reach or length)
+            near = ids[:, :reach], positions[:, :reach], documents_cut(documents, length, reach)
             with torch.no_grad():
-                theirs = fused.hidden(ids, positions, documents, {"method": "dense", "positions": "token"}, False)
+                theirs = fused.hidden(*near, {"method": "dense", "positions": "token"}, False)
+                theirs = F.pad(theirs, (0, 0, 0, length - reach))  # of places without a loss
         hidden = fused.hidden(ids, positions, documents, knobs, True)
         weight = self.causal.get_output_embeddings().weight
         with torch.autocast(ids.device.type, enabled=False):

@@ -83,7 +83,7 @@ def student_make(config: Config, folder: pathlib.Path, bf16: bool) -> Student:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if config.lora is not None:
         model = _adapted(model, config, bf16)
-    student = Student(model, config.loss.chunk, teacher)
+    student = Student(model, config.loss.chunk, teacher, config.loss.reach)
     if config.init is not None:
         weights_begin(student, pathlib.Path(config.init))
     if config.compile:
