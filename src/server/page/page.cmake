@@ -1,5 +1,5 @@
-# Sources of the page: lca_server_page_sources, relative to src/server/, and lca_server_page_generated, the files
-# themselves as bytes. Include it from the directory that makes the target.
+# lca_server_page_generated: a source with the files of the page as bytes. Include it from the directory that makes the
+# target.
 file(GLOB lca_page_files CONFIGURE_DEPENDS
   ${CMAKE_CURRENT_LIST_DIR}/*.html ${CMAKE_CURRENT_LIST_DIR}/*.js ${CMAKE_CURRENT_LIST_DIR}/*.css
   ${CMAKE_CURRENT_LIST_DIR}/*.svg)
@@ -9,7 +9,6 @@ foreach(lca_page_file IN LISTS lca_page_files)
   list(APPEND lca_page_names ${lca_page_name})
 endforeach()
 string(REPLACE ";" "," lca_page_names "${lca_page_names}")
-set(lca_server_page_sources page/page.cpp)
 set(lca_server_page_generated ${CMAKE_CURRENT_BINARY_DIR}/page_files.cpp)
 add_custom_command(
   OUTPUT ${lca_server_page_generated}

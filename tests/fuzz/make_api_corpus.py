@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes corpus/: the clients' requests and a few of ours, each after the byte of its route."""
+"""Writes corpus/api/: the clients' requests and a few of ours, each after the byte of its route."""
 
 import json
 import pathlib
@@ -22,10 +22,10 @@ OURS = [
 
 
 def main():
-    folder = HERE / "corpus"
+    folder = HERE / "corpus" / "api"
     folder.mkdir(exist_ok=True)
     inputs = [(ROUTES[path.stem.split("-", 1)[1]], json.loads(path.read_text()))
-              for path in sorted((HERE / "requests").glob("*.json"))]
+              for path in sorted((HERE.parent / "server" / "api" / "requests").glob("*.json"))]
     for number, (route, body) in enumerate(inputs + OURS):
         (folder / f"{number:02}.bin").write_bytes(bytes([route]) + json.dumps(body).encode())
 
