@@ -57,6 +57,18 @@ function(lca_compile_in_batches target)
   endif()
 endfunction()
 
+# The same with a batch for each folder of the sources.
+function(lca_compile_by_folders target)
+  if(LCA_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+    foreach(source IN LISTS ARGN)
+      cmake_path(GET source PARENT_PATH folder)
+      cmake_path(GET folder STEM folder)
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder})
+    endforeach()
+  endif()
+endfunction()
+
 # Warnings, and the two freedoms the compiler may take with floating point. Nothing that changes a
 # result (no -ffast-math), nothing that ties the binary to this machine (no -march).
 function(lca_compile target)

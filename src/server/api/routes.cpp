@@ -1,5 +1,7 @@
 #include "server/api/routes.h"
 
+#include "server/headers.h"
+
 #include "server/api/request_json.h"
 
 #include <algorithm>
@@ -48,21 +50,9 @@ std::optional<std::string> path_match(std::string_view pattern, std::string_view
   return std::string(name);
 }
 
-bool same_letters(std::string_view a, std::string_view b) {
-  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
-  return std::ranges::equal(a, b, {}, lower, lower);
-}
-
 }  // namespace
 
 std::span<const RouteEntry> route_table() { return kRoutes; }
-
-std::string_view header_value(const HttpRequest& request, std::string_view name) {
-  for (const auto& [key, value] : request.headers) {
-    if (same_letters(key, name)) return value;
-  }
-  return {};
-}
 
 Dialect dialect_of(const HttpRequest& request) {
   const std::string_view path = request.path;
@@ -74,7 +64,8 @@ Dialect dialect_of(const HttpRequest& request) {
 }
 
 RouteMatch route_match(const HttpRequest& request) {
-  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  const std::string_view asked = request.method;
+  const std::string_view method = asked == "HEAD" ? "GET" : asked;
   std::string allow;
   for (const RouteEntry& entry : kRoutes) {
     std::optional<std::string> name = path_match(entry.path, request.path);

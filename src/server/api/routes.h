@@ -53,9 +53,6 @@ RouteMatch route_match(const HttpRequest& request);
 /// The dialect for an error that comes before, or instead of, a route.
 Dialect dialect_of(const HttpRequest& request);
 
-/// The value of a header, empty where there is none.
-std::string_view header_value(const HttpRequest& request, std::string_view name);
-
 /// /openapi.json, as text.
 std::string openapi_body();
 

@@ -22,8 +22,6 @@ struct RequestReader::Parser {
 
 namespace {
 
-char letter_lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   c = letter_lower(c);
@@ -49,17 +47,6 @@ bool percent_decode(std::string_view text, std::string& out) {
 }
 
 }  // namespace
-
-bool text_same_letters(std::string_view a, std::string_view b) {
-  return std::ranges::equal(a, b, {}, letter_lower, letter_lower);
-}
-
-std::string_view header_value(const HttpRequest& request, std::string_view name) {
-  for (const auto& [key, value] : request.headers) {
-    if (text_same_letters(key, name)) return value;
-  }
-  return {};
-}
 
 std::size_t header_count(const HttpRequest& request, std::string_view name) {
   std::size_t count = 0;

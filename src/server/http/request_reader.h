@@ -2,6 +2,7 @@
 /// HTTP/1.x requests from bytes, however they are split. No socket in sight: tests and the fuzzer
 /// feed it directly.
 
+#include "server/headers.h"
 #include "server/types.h"
 
 #include <cstddef>
@@ -59,14 +60,8 @@ class RequestReader {
   std::string problem_;
 };
 
-/// The value of the first header of that name, compared without case; empty where there is none.
-std::string_view header_value(const HttpRequest& request, std::string_view name);
-
 /// How many headers have that name.
 std::size_t header_count(const HttpRequest& request, std::string_view name);
-
-/// Equality of ASCII text, upper and lower case the same.
-bool text_same_letters(std::string_view a, std::string_view b);
 
 /// Splits a request target into path (percent-decoded) and query. The absolute form's authority
 /// goes to `authority`. False: not a target, or a decoded path would hold NUL or a broken escape.
