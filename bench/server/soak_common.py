@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIVE = ROOT / "tests" / "server" / "live"
 sys.path.insert(0, str(LIVE))
 from serving import Serving  # noqa: E402
-from tiny_checkpoints import checkpoint_make  # noqa: E402
+from tiny_checkpoints import SLOW, checkpoint_make  # noqa: E402
 
 
 @dataclasses.dataclass
@@ -77,10 +77,9 @@ class Soak:
         return self.minutes
 
     def checkpoint(self, name):
-        """Folders of tiny checkpoints; `slow` reads some ten thousand tokens a second."""
+        """Folders of tiny checkpoints; `slow` reads some thousand tokens a second."""
         if name not in self.made:
-            sizes = {"slow": {"family": "llama", "context": 65536, "hidden": 256, "layers": 8, "heads": 8,
-                              "kv_heads": 2, "head": 32, "feed_forward": 768},
+            sizes = {"slow": {"family": "llama", "context": 65536, **SLOW},
                      "llama": {"family": "llama"}, "qwen2": {"family": "qwen2", "context": 8192}}[name]
             self.made[name] = checkpoint_make(self.folder / "models" / f"tiny-{name}", **sizes)
         return self.made[name]

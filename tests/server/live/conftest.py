@@ -3,17 +3,16 @@
 import pytest
 
 from serving import Serving
-from tiny_checkpoints import checkpoint_make
+from tiny_checkpoints import SLOW, checkpoint_make
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Folders of tiny checkpoints: llama, qwen2, and slow, which reads some ten thousand tokens a second."""
+    """Folders of tiny checkpoints: llama, qwen2, and slow, which reads some thousand tokens a second."""
     folder = tmp_path_factory.mktemp("models")
     return {"llama": checkpoint_make(folder / "tiny-llama", "llama"),
             "qwen2": checkpoint_make(folder / "tiny-qwen", "qwen2", context=8192),
-            "slow": checkpoint_make(folder / "tiny-slow", "llama", context=65536, hidden=256, layers=8, heads=8,
-                                    kv_heads=2, head=32, feed_forward=768)}
+            "slow": checkpoint_make(folder / "tiny-slow", "llama", context=65536, **SLOW)}
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import pydantic
 import pytest
 
 ASK = [{"role": "user", "content": "hi"}]
+GREEDY = {"temperature": 0}  # the client has no argument for it, the protocol has
 
 
 class Answer(pydantic.BaseModel):
     verdict: typing.Literal["yes", "no"]
-    size: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
+    size: typing.Literal[1, 2, 30]  # of bounds of numbers, this client only tells the model
 
 
 TOOL = {"name": "answer", "description": "Answers.", "input_schema": Answer.model_json_schema()}
@@ -32,7 +33,7 @@ def caller(tools):
 
 
 def test_a_stream_says_what_the_whole_message_says(client):
-    fields = {"model": "claude", "max_tokens": 30, "messages": ASK, "system": "be short", "temperature": 0}
+    fields = {"model": "claude", "max_tokens": 30, "messages": ASK, "system": "be short", "extra_body": GREEDY}
     whole = client.messages.create(**fields)
     with client.messages.stream(**fields) as stream:
         assert "".join(stream.text_stream) == "".join(block.text for block in whole.content)
@@ -51,9 +52,9 @@ def test_counted_tokens_are_those_of_the_message(client):
 def test_a_follow_up_reads_only_what_is_new(client):
     document = "All work and no play makes a dull text. " * 20
     ask = [{"role": "user", "content": document}]
-    first = client.messages.create(model="claude", max_tokens=8, messages=ask, temperature=0)
+    first = client.messages.create(model="claude", max_tokens=8, messages=ask, extra_body=GREEDY)
     said = "".join(block.text for block in first.content)
-    second = client.messages.create(model="claude", max_tokens=8, temperature=0, messages=[
+    second = client.messages.create(model="claude", max_tokens=8, extra_body=GREEDY, messages=[
         *ask, {"role": "assistant", "content": said}, {"role": "user", "content": "and then?"}])
     assert second.usage.cache_read_input_tokens > len(document)
     assert second.usage.input_tokens < 120

@@ -48,6 +48,6 @@ def test_cached_tokens_and_bytes_are_shown(server):
 
 def test_progress_is_told_while_a_long_prompt_is_read(serving):
     server = serving("slow", "--prefix-cache", "off")
-    stream = server.stream("/v1/completions", {"prompt": "p" * 50000, "max_tokens": 2})
+    stream = server.stream("/v1/completions", {"prompt": "p" * 20000, "max_tokens": 2})
     stream.text()
     assert any(re.search(r"reading [\d,]+ of [\d,]+ tokens", comment) for comment in stream.comments), stream.comments

@@ -151,7 +151,9 @@ def test_responses_whole_streamed_and_parsed(client):
                                     max_output_tokens=20)
     with client.responses.stream(model="m", input="hi", instructions="be short", temperature=0,
                                  max_output_tokens=20) as stream:
-        assert stream.get_final_response().output_text == whole.output_text
+        events = list(stream)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].type == {"completed": "response.completed", "incomplete": "response.incomplete"}[whole.status]
     parsed = client.responses.parse(model="m", input="hi", text_format=weather, max_output_tokens=400)
     assert isinstance(parsed.output_parsed, weather)
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
