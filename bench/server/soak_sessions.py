@@ -72,6 +72,7 @@ def kills(soak, wanted=100, talks=6):
                     talk.cut = True
                     return
                 talk.completed(body, asked.text)
+                await asyncio.sleep(talk.pick.uniform(0, 0.3))  # so that some sessions rest when the server is killed
 
         tasks = [asyncio.create_task(one(talk)) for talk in state]
         await asyncio.sleep(max(0, until - time.monotonic()))
@@ -101,6 +102,9 @@ def kills(soak, wanted=100, talks=6):
         if not ahead:
             counts["logits"] += first_logprobs(resumed) != first_logprobs(right)
             counts["read again"] += resumed["usage"] != right["usage"]
+            if first_logprobs(resumed) != first_logprobs(right) or resumed["usage"] != right["usage"]:
+                soak.say(f"kills: {talk.name}, {tokens} tokens, cut {talk.cut}: {resumed['usage']} and "
+                         f"{first_logprobs(resumed)[:2]}, without kill {right['usage']} and {first_logprobs(right)[:2]}")
         talk.messages.append({"role": "assistant", "content": resumed["choices"][0]["message"]["content"]})
 
     try:
