@@ -3,10 +3,13 @@
 import asyncio
 import random
 import statistics
+import subprocess
+import sys
 import time
 
+from soak_common import Row, Watch, memory_row  # finds load.py too
+
 from load import ask, percentile, streamed
-from soak_common import Row, Watch, memory_row
 
 
 def prompts_make(count, length, seed=1):
@@ -35,18 +38,8 @@ def fairness(soak, tokens=7000, streams=4):
         alone = await ask(server.port, "/v1/completions", streamed(prompt, 1))
         soak.say(f"fairness: the prompt alone takes {alone.first_piece or alone.seconds:.2f} s")
 
-        async def many(count, prompt_too):
-            tasks = [asyncio.create_task(ask(server.port, "/v1/completions", streamed(ids, count, ignore_eos=True)))
-                     for ids in small]
-            fifth = None
-            if prompt_too:
-                await asyncio.sleep(1.0)
-                fifth = await ask(server.port, "/v1/completions", streamed(prompt, 1, ignore_eos=True))
-                for task in tasks:
-                    task.cancel() if not task.done() else None
-            return await asyncio.gather(*tasks, return_exceptions=True), fifth
-
-        calm, _ = await many(64, False)
+        calm = await asyncio.gather(*(ask(server.port, "/v1/completions", streamed(ids, 64, ignore_eos=True))
+                                      for ids in small))
         # The streams are cut when the prompt is read, so their times come from a list of their own.
         seen = [[] for _ in small]
 
@@ -149,57 +142,67 @@ def overload(soak, length=2000, reply=16, queue=32):
 
 
 class Crowd:
-    """Connections that are idle, or send a byte a second and come back when they are refused."""
+    """A process with connections that are idle, or send a byte a second and come back when they are refused."""
 
     def __init__(self, server, count):
-        self.server, self.count, self.tasks, self.open = server, count, [], 0
+        self.command = [sys.executable, "-B", __file__, server.host, str(server.port), str(count)]
 
-    async def idle(self):
-        while True:
-            reader, writer = await asyncio.open_connection(self.server.host, self.server.port)
-            self.open += 1
-            try:
-                await reader.read()  # until the server closes it
-            finally:
-                self.open -= 1
-                writer.close()
-
-    async def slow(self):
-        while True:
-            reader, writer = await asyncio.open_connection(self.server.host, self.server.port)
-            self.open += 1
-            try:
-                writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
-                while not reader.at_eof():
-                    writer.write(b"x")
-                    await writer.drain()
-                    try:
-                        await asyncio.wait_for(reader.read(1), 1)
-                        break
-                    except asyncio.TimeoutError:
-                        continue
-            except OSError:
-                pass
-            finally:
-                self.open -= 1
-                writer.close()
-
-    async def __aenter__(self):
-        for at in range(self.count):
-            self.tasks.append(asyncio.create_task(self.slow() if at % 2 else self.idle()))
-            if at % 50 == 49:
-                await asyncio.sleep(0.02)
-        while self.open < self.count * 0.98:
-            await asyncio.sleep(0.05)
+    def __enter__(self):
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self.process.stdout.readline() != "open\n":
+            raise RuntimeError("the connections cannot be opened")
         return self
 
-    async def __aexit__(self, *_):
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
 
 
-def connections(soak, count=1000, pairs=5, requests=400):
+async def connection_idle(host, port, opened):
+    while True:
+        reader, writer = await asyncio.open_connection(host, port)
+        opened[0] += 1
+        try:
+            await reader.read()  # until the server closes it
+        finally:
+            opened[0] -= 1
+            writer.close()
+
+
+async def connection_slow(host, port, opened):
+    while True:
+        reader, writer = await asyncio.open_connection(host, port)
+        opened[0] += 1
+        try:
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+            while True:
+                await asyncio.sleep(1)
+                if reader.at_eof():  # refused: 408, and closed
+                    break
+                writer.write(b"x")
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            opened[0] -= 1
+            writer.close()
+
+
+async def crowd_run(host, port, count):
+    """Opens the connections, says "open", and keeps them until standard input ends."""
+    opened = [0]
+    kinds = (connection_idle, connection_slow)
+    tasks = [asyncio.create_task(kinds[at % 2](host, port, opened)) for at in range(count)]
+    while opened[0] < count:
+        await asyncio.sleep(0.05)
+    print("open", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def connections(soak, count=1000, pairs=5, requests=1000):
     row = Row("connections", "1,000 idle or slow connections", "median of five interleaved pairs: others' p99 at most "
               "25 % worse; `/health` p99 < 50 ms during a long prefill")
     body = streamed("a short prompt", 8, ignore_eos=True)
@@ -218,10 +221,11 @@ def connections(soak, count=1000, pairs=5, requests=400):
         ratios = []
         for pair in range(pairs):
             without = await p99(server)
-            async with Crowd(server, count) as crowd:
+            with Crowd(server, count):
+                open_now = server.metrics()["lca_http_connections"]
                 among = await p99(server)
-                soak.say(f"connections: pair {pair + 1}: p99 {1000 * without:.1f} ms, with {crowd.open} others "
-                         f"{1000 * among:.1f} ms")
+            soak.say(f"connections: pair {pair + 1}: p99 {1000 * without:.1f} ms, with {open_now:.0f} connections "
+                     f"{1000 * among:.1f} ms")
             ratios.append(among / without)
             await asyncio.sleep(0.5)
         return ratios
@@ -245,3 +249,7 @@ def connections(soak, count=1000, pairs=5, requests=400):
     row.told("the five", ", ".join(f"{ratio:.2f}" for ratio in ratios))
     row.below(f"`/health` during a prefill, p99 of {len(times)}", 1000 * percentile(times, 0.99), 50, " ms")
     return row
+
+
+if __name__ == "__main__":  # a Crowd
+    asyncio.run(crowd_run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -6,9 +6,10 @@ import random
 import shutil
 import time
 
+from soak_common import Row, Watch, memory_row  # finds load.py and serving.py too
+
 from load import Left, ask, percentile, streamed
 from serving import wait_until
-from soak_common import Row, Watch, memory_row
 
 WORDS = "the cache keeps newest tokens exact and one representative for each older group of them".split()
 
