@@ -13,7 +13,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIVE = ROOT / "tests" / "server" / "live"
-sys.path.insert(0, str(LIVE))
+sys.path[:0] = [str(LIVE), str(ROOT / "scripts")]
 from serving import Serving  # noqa: E402
 from tiny_checkpoints import SLOW, checkpoint_make  # noqa: E402
 
