@@ -173,6 +173,12 @@ class GateTest(unittest.IsolatedAsyncioTestCase):
             cluster.servers["bad"] = None
             self.assertEqual((await cluster.ask(body=chat(str(word)))).body, b"fine")
 
+    async def test_a_request_that_kills_servers_meets_two_at_most(self):
+        servers = {name: await Server(b"").start() for name in "abcd"}
+        reply = await Cluster(**servers).ask(body=chat())
+        self.assertEqual(reply.status, 502)
+        self.assertEqual(sum(len(server.requests) for server in servers.values()), 2)
+
     async def test_a_change_of_a_session_is_not_sent_twice(self):
         servers = {name: await Server(b"").start() for name in "ab"}
         reply = await Cluster(**servers).ask("DELETE", "/v1/sessions/ada")

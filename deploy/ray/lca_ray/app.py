@@ -13,7 +13,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from . import loopback, replica
-from .gate import Gate
+from .gate import Gate, lifespan
 from .process import LcaProcess
 
 serve_log = logging.getLogger("ray.serve")
@@ -122,12 +122,17 @@ class Messages:
         self.response.cancel()
 
 
-async def gate_app(scope, receive, send):
-    await serve.get_replica_context().servable_object.gate(scope, receive, send)
+class GateApp:
+    """An object, since Ray calls a plain function to make the application."""
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "lifespan":  # comes before there is a servable object
+            return await lifespan(receive, send)
+        await serve.get_replica_context().servable_object.gate(scope, receive, send)
 
 
 @serve.deployment(name="Gate")
-@serve.ingress(gate_app)
+@serve.ingress(GateApp())
 class GateDeployment:
     """Finds the replica of a request, passes bytes on, and asks another where one is gone."""
 

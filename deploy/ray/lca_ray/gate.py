@@ -12,6 +12,8 @@ from .routing import routing_key
 
 HELD_LIMIT = 1 << 20
 RETRY_AFTER_S = 5
+# Servers that may be lost with a request in them; one that kills servers must not meet them all.
+MOST_LOST = 2
 
 
 class ClientGone(Exception):
@@ -29,8 +31,6 @@ class Gate:
         self.log = log or (lambda text: None)
 
     async def __call__(self, scope, receive, send):
-        if scope["type"] == "lifespan":
-            return await lifespan(receive, send)
         if scope["type"] != "http":
             raise Abort(f"{scope['type']} is not served")
         try:
@@ -85,10 +85,10 @@ class Gate:
         # What is asked twice: all but changes of sessions, where the second answer would be another.
         repeats = method in ("GET", "HEAD", "OPTIONS") or not path.startswith("/v1/sessions")
         deadline = time.monotonic() + self.replica_wait
-        avoid, held = [], None
+        avoid, held, lost = [], None, 0
         while True:
             messages = self.call(request, key, avoid)
-            name, finished = None, False
+            name, finished, sent = None, False, False
             try:
                 first = await asyncio.wait_for(anext(messages), max(0.1, deadline - time.monotonic()))
                 if first[0] == "none":
@@ -96,13 +96,10 @@ class Gate:
                     if held is not None:
                         return await send_whole(send, *held)
                     raise LookupError("no other replica")
-                name = first[1]
+                name, sent = first[1], True
                 message = await anext(messages)
                 if message[0] == "failed":
-                    finished = True
-                    self.log(f"{method} {path}: {name}: {message[1]}")
-                    if message[2] and not repeats:
-                        return await self.refuse(send, path, 502, f"the replica is gone: {message[1]}")
+                    finished, sent = True, message[2]
                     raise ConnectionError(message[1])
                 status, headers = message[1], message[2]
                 if status in (429, 503) and repeats:
@@ -114,9 +111,13 @@ class Gate:
                 finished = True
                 return
             except (LookupError, ConnectionError, asyncio.TimeoutError, StopAsyncIteration) as error:
-                # Nothing was sent yet. The next in rank; when all failed, all again, until one is there.
+                # No byte of a reply was sent yet. The next in rank; when all failed, all again, until one is there.
                 if name is not None:
+                    self.log(f"{method} {path}: {name}: {error}")
                     avoid.append(name)
+                lost += sent
+                if sent and (lost == MOST_LOST or not repeats):
+                    return await self.refuse(send, path, 502, f"the replica is gone: {error}")
                 if first_failed(error):
                     avoid.clear()
                 if time.monotonic() >= deadline:
