@@ -25,6 +25,9 @@ def plain(status, body, *headers):
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+started = []
+
+
 class Server:
     """Answers every request with the same bytes, then closes, or waits for the client to leave."""
 
@@ -35,6 +38,7 @@ class Server:
     async def start(self):
         self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0, limit=1 << 24)
         self.port = self.server.sockets[0].getsockname()[1]
+        started.append(self.server)
         return self
 
     async def serve(self, reader, writer):
@@ -123,6 +127,10 @@ def chat(text="hi", **more):
 
 
 class GateTest(unittest.IsolatedAsyncioTestCase):
+    async def asyncTearDown(self):
+        while started:
+            started.pop().close()
+
     async def test_request_and_reply_pass_unchanged(self):
         body = bytes(range(256)) * 40
         server = await Server(plain(418, body, "X-Own: a", "X-Own-2: b", "Connection: close")).start()

@@ -40,7 +40,8 @@ class Settings(BaseModel):
     log_dir: Optional[str] = None
 
     def command(self):
-        words = [self.program, "serve", self.model, "--max-body", str(self.max_body)]
+        words = [self.program, "serve", self.model, "--max-body", str(self.max_body),
+                 "--drain", str(self.drain_s)]
         if self.sessions:
             words += ["--sessions", self.sessions]
         if self.api_key_file:
@@ -71,7 +72,7 @@ class Lca:
         settings = Settings(**settings)
         self.name = serve.get_replica_context().replica_id.unique_id
         self.process = LcaProcess(settings.command(), replica_log(settings, self.name), settings.load_timeout_s,
-                                  settings.drain_s, settings.restarts, settings.restart_window_s)
+                                  settings.drain_s + 5, settings.restarts, settings.restart_window_s)
         await self.process.start()
 
     async def forward(self, request, key, avoid):
