@@ -27,27 +27,6 @@ import traffic
 
 HERE = pathlib.Path(__file__).resolve().parent
 RAY = HERE.parents[1] / "deploy" / "ray"
-ASKED = 0.95
-
-
-class Report:
-    def __init__(self):
-        self.rows, self.failed = [], 0
-
-    def add(self, what, value, holds):
-        self.rows.append((what, value, "holds" if holds else "FAILS"))
-        self.failed += not holds
-        print(f"{what}: {value} ({self.rows[-1][2]})", flush=True)
-
-    def table(self):
-        return "\n".join(["| check | measured | |", "| --- | --- | --- |",
-                          *(f"| {what} | {value} | {holds} |" for what, value, holds in self.rows)])
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Application:
@@ -57,7 +36,7 @@ class Application:
         self.folder, self.sessions, self.logs = folder, folder / "sessions", folder / "logs"
         self.sessions.mkdir()
         config = yaml.safe_load((RAY / "config.yaml").read_text())
-        port = free_port()
+        port = traffic.free_port()
         self.base = f"http://127.0.0.1:{port}"
         config["http_options"]["port"] = port
         app = config["applications"][0]
@@ -94,16 +73,7 @@ class Application:
         return int(re.findall(r" at http://127\.0\.0\.1:(\d+)", (self.logs / f"lca-{replica}.log").read_text())[-1])
 
     def servers(self):
-        """Process id → its parent's, of the servers that run."""
-        found = {}
-        for folder in pathlib.Path("/proc").iterdir():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-                if str(self.sessions).encode() in words and b"serve" in words:
-                    found[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                pass
-        return found
+        return traffic.servers_of(self.sessions)
 
     def stop(self):
         self.process.terminate()
@@ -175,7 +145,7 @@ def check_follow_up(app, report, count, turns):
         traffic.wait(traffic.run(talks, turns))
         hits, number = traffic.share(talks)
         report.add(f"follow-up turns {label} that find their cache", f"{100 * hits:.1f} % of {number}",
-                   hits >= ASKED and number == count * (turns - 1))
+                   hits >= traffic.ASKED and number == count * (turns - 1))
     # The measure itself: conversations that change the server at every turn must miss.
     ports = [app.port_of(name) for name in sorted(app.replicas())]
     talks = [traffic.Conversation("", count + number, None, "control") for number in range(4)]
@@ -195,21 +165,8 @@ def check_kill(app, report, count, turns, what):
     victim, parent = sorted(app.servers().items())[0]
     os.kill(victim if what == "server" else parent, signal.SIGKILL)
     traffic.wait(threads)
-    asked = sum(len(talk.turns) for talk in talks)
-    report.add(f"{what} killed in traffic: turns completed", f"{asked} of {count * turns}", asked == count * turns)
-    lost = [one for talk in talks for one in talk.lost]
-    streams = sum(one.status == 200 for one in lost)
-    report.add("– requests that ended with an error", f"{len(lost)}, in the middle of a stream {streams}",
-               len(lost) == streams)
-    for one in lost:
-        print(f"   {one}")
-    kept = {row["name"]: row["tokens"] for row in json.loads(traffic.request(app.base, "GET", "/v1/sessions")[1])["data"]}
-    short = [talk.name for talk in talks if kept.get(talk.name, 0) < talk.tokens - 1]
-    report.add("– sessions that hold their last completed turn", f"{len(talks) - len(short)} of {len(talks)}", not short)
-    before = [talk.turns[-1].prompt for talk in talks]
-    traffic.wait(traffic.run(talks, 1))
-    found = sum(talk.turns[-1].cached >= 0.9 * tokens for talk, tokens in zip(talks, before))
-    report.add("– that are found by the next turn", f"{found} of {len(talks)}", found == len(talks))
+    traffic.check_lost(report, talks, turns, what)
+    traffic.check_sessions(app.base, report, talks, app.base)
     traffic.until(app.ready, 120, "both replicas are there again")
 
 
@@ -230,7 +187,7 @@ def main():
     given = parser.parse_args()
     # A short path: Ray's sockets lie below it.
     folder = pathlib.Path(tempfile.mkdtemp(prefix="lca-ray-"))
-    report = Report()
+    report = traffic.Report()
     app = Application(folder, given.lca.resolve(), given.model, ["--threads", "1", "--memory", "1GiB"])
     try:
         app.start()

@@ -3,12 +3,16 @@
 import dataclasses
 import http.client
 import json
+import pathlib
+import socket
 import threading
 import time
 import urllib.parse
 
 TOPICS = ["lighthouses", "bread", "tides", "clocks", "bees", "bridges", "salt", "maps", "glass", "ferries", "winter",
           "copper", "gardens", "letters", "rivers", "kites"]
+
+ASKED = 0.95  # share of follow-up turns that must find their cache
 
 
 @dataclasses.dataclass
@@ -24,6 +28,7 @@ class Lost:
     """A request that did not come back whole."""
     status: int
     why: str
+    begun: bool = False  # some of it had come
 
 
 def request(base, method, path, value=None, headers=(), timeout=120):
@@ -44,6 +49,8 @@ def ask(base, body, headers=()):
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
         status, data = request(base, "POST", "/v1/chat/completions", body, headers)
+    except http.client.IncompleteRead as error:
+        return Lost(200, str(error), True)
     except (OSError, http.client.HTTPException) as error:
         return Lost(0, f"{type(error).__name__}: {error}")
     if status != 200:
@@ -55,12 +62,12 @@ def ask(base, body, headers=()):
         elif line.startswith("data: "):
             event = json.loads(line[6:])
             if "error" in event:
-                return Lost(status, event["error"]["message"])
+                return Lost(status, event["error"]["message"], True)
             usage = event.get("usage") or usage
             for choice in event.get("choices", []):
                 text += choice["delta"].get("content") or ""
     if not done or usage is None:
-        return Lost(status, "the stream has no end")
+        return Lost(status, "the stream has no end", True)
     return text, usage
 
 
@@ -153,3 +160,61 @@ def until(condition, seconds, what):
         if time.monotonic() > end:
             raise TimeoutError(f"{what}: not within {seconds} s")
         time.sleep(0.1)
+
+
+class Report:
+    def __init__(self):
+        self.rows, self.failed = [], 0
+
+    def add(self, what, value, holds):
+        self.rows.append((what, value, "holds" if holds else "FAILS"))
+        self.failed += not holds
+        print(f"{what}: {value} ({self.rows[-1][2]})", flush=True)
+
+    def table(self):
+        return "\n".join(["| check | measured | |", "| --- | --- | --- |",
+                          *(f"| {what} | {value} | {holds} |" for what, value, holds in self.rows)])
+
+
+def free_port(wanted=0):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", wanted))
+        return probe.getsockname()[1]
+
+
+def servers_of(word):
+    """Process id → its parent's, of the servers that run and have `word` in their command."""
+    found = {}
+    for folder in pathlib.Path("/proc").iterdir():
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if str(word).encode() in words and b"serve" in words:
+                found[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            pass
+    return found
+
+
+def check_sessions(base, report, talks, kept_by):
+    """After a kill: every session holds its last completed turn, and the next turn finds it."""
+    data = json.loads(request(kept_by, "GET", "/v1/sessions")[1])["data"]
+    kept = {row["name"]: row["tokens"] for row in data}
+    short = [talk.name for talk in talks if kept.get(talk.name, 0) < talk.tokens - 1]
+    report.add("– sessions that hold their last completed turn", f"{len(talks) - len(short)} of {len(talks)}", not short)
+    before = [talk.turns[-1].prompt for talk in talks]
+    wait(run(talks, 1))
+    found = sum(talk.turns[-1].cached >= 0.9 * tokens for talk, tokens in zip(talks, before))
+    report.add("– that are found by the next turn", f"{found} of {len(talks)}", found == len(talks))
+
+
+def check_lost(report, talks, turns, what):
+    """After a kill: all turns were completed, and only streams that had begun ended with an error."""
+    asked = sum(len(talk.turns) for talk in talks)
+    report.add(f"{what} killed in traffic: turns completed", f"{asked} of {len(talks) * turns}",
+               asked == len(talks) * turns)
+    lost = [one for talk in talks for one in talk.lost]
+    streams = sum(one.begun for one in lost)
+    report.add("– requests that ended with an error", f"{len(lost)}, in the middle of a stream {streams}",
+               len(lost) == streams)
+    for one in lost:
+        print(f"   {one}")
