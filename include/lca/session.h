@@ -34,6 +34,16 @@ struct PrefillProgress {
   std::int64_t total = 0;
 };
 
+/// Where the tokens of a session are, in its layer with most groups: `sink` and `window` exact,
+/// `groups` of `group` tokens condensed. Method `window` forgets the others.
+struct SessionLayout {
+  std::int64_t tokens = 0;
+  std::int64_t sink = 0;
+  std::int64_t groups = 0;
+  std::int64_t group = 0;
+  std::int64_t window = 0;
+};
+
 /// Receives logits of `count` consecutive positions from `first` on: [count, vocabulary].
 using LogitsSink = std::function<void(std::int64_t first, std::int64_t count, const float* logits)>;
 
@@ -121,6 +131,7 @@ class Session {
   /// What a user should be told about how the session was loaded; usually nothing.
   const std::vector<std::string>& notices() const;
 
+  SessionLayout layout() const;
   /// Bytes its caches hold (mechanism §7), and what dense attention would hold.
   std::size_t cache_bytes() const;
   std::size_t dense_bytes() const;

@@ -243,6 +243,24 @@ void sessions_decode(std::span<Session* const> sessions, std::span<const std::in
   });
 }
 
+SessionLayout session_layout(std::span<const Settings> settings, std::int64_t length) {
+  SessionLayout most;
+  for (const Settings& layer : settings) {
+    const Visible seen = Layout(layer).visible(length - 1);
+    const bool dense = layer.method == MethodKind::dense;
+    SessionLayout made;
+    made.tokens = length;
+    made.sink = dense ? 0 : seen.sink.size();
+    made.groups = seen.groups;
+    made.group = layer.method == MethodKind::lca ? layer.group : 0;
+    made.window = dense ? length : seen.window.size();
+    if (&layer == &settings.front() || made.groups > most.groups) most = made;
+  }
+  return most;
+}
+
+SessionLayout Session::layout() const { return session_layout(state_->settings, length()); }
+
 std::size_t Session::cache_bytes() const { return state_->caches->bytes(); }
 
 std::size_t Session::dense_bytes() const {

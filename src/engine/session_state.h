@@ -75,6 +75,8 @@ void tokens_check(const Model& model, std::span<const std::int32_t> tokens);
 std::vector<Settings> settings_per_layer(const Model& model, const SessionOptions& options);
 /// With entry positions the rotation is that of a length of `positions`.
 LayerSpec layer_spec(const Model& model, const Settings& settings, std::int64_t positions = 1);
+/// Where `length` tokens are under the settings of each layer.
+SessionLayout session_layout(std::span<const Settings> settings, std::int64_t length);
 bool waits_for_prompt(std::span<const Settings> settings);
 
 }  // namespace lca

@@ -88,6 +88,8 @@ inline constexpr std::int64_t kNoTokenLimit = std::numeric_limits<std::int64_t>:
 /// and `progress`; the rest of `generate` comes from the request.
 struct Job {
   std::variant<std::vector<Message>, std::string, std::vector<std::int32_t>> prompt;
+  /// The last message is the assistant's and is not over: the reply goes on with it.
+  bool continue_last = false;
   std::vector<ToolSpec> tools = {};
   bool parallel_calls = true;  ///< false: the reply ends after its first tool call
   OutputRule rule = {};

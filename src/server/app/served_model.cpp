@@ -1,5 +1,6 @@
 #include "server/app/served_model.h"
 
+#include "engine/session_state.h"
 #include "models/model_state.h"
 #include "server/api/request_json.h"
 #include "server/app/constraint.h"
@@ -38,6 +39,7 @@ ServedModel::ServedModel(std::string name, std::shared_ptr<const Model> model, i
     : name_(std::move(name)),
       model_(std::move(model)),
       tokenizer_(options.tokenizer ? *options.tokenizer : model_->tokenizer()),
+      settings_(settings_per_layer(*model_, options.session)),
       context_(threads) {
   try {
     const ChatFormat format = options.chat ? options.chat->format() : model_->chat().format();

@@ -26,6 +26,8 @@ class ServedModel {
   const std::string& name() const { return name_; }
   const Model& model() const { return *model_; }
   const Tokenizer& tokenizer() const { return tokenizer_; }
+  /// In force, one per layer.
+  const std::vector<Settings>& settings() const { return settings_; }
   EngineHost& host() { return *host_; }
   ToolFormat tool_format() const { return tools_ ? tools_->format() : ToolFormat::none; }
 
@@ -40,6 +42,7 @@ class ServedModel {
   std::string name_;
   std::shared_ptr<const Model> model_;
   Tokenizer tokenizer_;
+  std::vector<Settings> settings_;
   std::optional<ToolPrompt> tools_;
   mutable std::once_flag mask_once_;
   mutable std::unique_ptr<TokenMask> mask_;

@@ -48,7 +48,8 @@ Json facts_json(const SessionFacts& facts) {
           {"dense_bytes", facts.dense_bytes}};
 }
 
-std::int64_t group_size(const Model& model) {
+/// Tokens of a condensed group; 0 for a method without.
+std::int64_t group_size(const ServedModel& model) {
   const Settings& first = model.settings().front();
   return first.method == MethodKind::lca ? first.group : 0;
 }
@@ -143,7 +144,7 @@ std::string Service::State::body_page_config() const {
                {"context", model->host().context_tokens()},
                {"sessions", model->host().sessions() != nullptr},
                {"max_body", options.max_body},
-               {"group", group_size(model->model())},
+               {"group", group_size(*model)},
                {"continues", false},
                {"compare", nullptr}};
   if (compare) body["compare"] = {{"model", compare->name()}};

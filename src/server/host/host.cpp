@@ -143,6 +143,9 @@ void EngineHost::State::run(const std::stop_token& stop) {
     const double seconds = std::chrono::duration<double>(HostJob::Clock::now() - begin).count();
     const EngineCounts now = engine.counts();
     const PrefixCounts kept = prefix.counts();
+    if (std::exchange(evicted, kept.evicted) != kept.evicted) {
+      live.prune([this](std::uint64_t hash) { return prefix.holds_hash(hash); });
+    }
     const std::lock_guard guard(mutex);
     if (now.step_prefilled > 0) token_rate.add(static_cast<double>(now.step_prefilled), seconds);
     counts.prefix = kept;
@@ -180,10 +183,6 @@ JobId EngineHost::State::submit(Job job, OnEvent on_event) {
   auto made = std::make_shared<HostJob>();
   made->bytes = bytes_of(job);
   if (job.n < 1) throw ApiException(refusal(400, "n must be 1 or more", "n"));
-  if (!job.session.empty() && !store) {
-    throw ApiException(refusal(400, "this server keeps no sessions: leave the session's name out",
-                               "metadata.session"));
-  }
   if (!job.session.empty() && !SessionStore::is_name(job.session)) {
     throw ApiException(refusal(400,
                                "the session's name takes 1 to 64 letters, digits, '_', '-' and "
@@ -194,6 +193,7 @@ JobId EngineHost::State::submit(Job job, OnEvent on_event) {
     std::random_device device;
     job.generate.sampling.seed = (std::uint64_t{device()} << 32) | device();
   }
+  made->saved = store && !job.session.empty();
   made->job = std::move(job);
   made->on_event = std::move(on_event);
   {
@@ -265,6 +265,31 @@ std::vector<std::int32_t> EngineHost::State::prompt_tokens(const Job& job) const
   return chat->prompt(messages);
 }
 
+std::optional<CacheLook> EngineHost::State::cache_look(std::string_view name, std::int64_t first,
+                                                       std::int64_t last) {
+  if (!SessionStore::is_name(name)) return std::nullopt;
+  if (auto found = live.running(name, first, last)) return found;
+  const std::optional<FileStamp> file = store ? store->stamp(name) : std::nullopt;
+  if (file || !store) {
+    if (auto found = live.kept(name, file, first, last)) return found;
+  }
+  if (file) {
+    try {
+      std::vector<std::int32_t> tokens;
+      CacheLook look{store->facts(name, &tokens), {}};
+      look.text = tokens_between(tokens, first, last);
+      live.keep(name, look.view, std::move(tokens), *file);
+      return look;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::not_found) throw;  // it was just deleted
+    }
+  }
+  const std::lock_guard guard(mutex);
+  const auto is_its = [&](const auto& row) { return row.second->job.session == name; };
+  if (std::ranges::any_of(jobs, is_its)) return CacheLook();
+  return std::nullopt;
+}
+
 EngineHost::EngineHost(std::shared_ptr<const Model> model, Context& context, HostOptions options)
     : state_(std::make_unique<State>(std::move(model), context, std::move(options))) {}
 EngineHost::~EngineHost() = default;
@@ -275,6 +300,15 @@ JobId EngineHost::submit(Job job, OnEvent on_event) {
 bool EngineHost::cancel(JobId id) { return state_->cancel(id); }
 void EngineHost::drain(std::chrono::duration<double> most) { state_->drain(most); }
 SessionStore* EngineHost::sessions() { return state_->store ? &*state_->store : nullptr; }
+std::optional<CacheView> EngineHost::cache_view(std::string_view session) const {
+  const auto found = state_->cache_look(session, 0, -1);
+  return found ? std::optional(found->view) : std::nullopt;
+}
+std::optional<TokenRange> EngineHost::cache_text(std::string_view session, std::int64_t first,
+                                                 std::int64_t last) const {
+  auto found = state_->cache_look(session, first, last);
+  return found ? std::optional(std::move(found->text)) : std::nullopt;
+}
 const TurnTokens& EngineHost::turns() const { return state_->turns; }
 std::int64_t EngineHost::context_tokens() const { return state_->most_tokens; }
 std::vector<std::int32_t> EngineHost::prompt_tokens(const Job& job) const {

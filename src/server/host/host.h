@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "server/host/host_meter.h"
+#include "server/host/live_caches.h"
 #include "server/host/prefix_cache.h"
 #include "server/host/session_store.h"
 #include "server/types.h"
@@ -50,6 +51,9 @@ struct HostHooks {
   std::function<decltype(GenerateOptions::adjust)(const Job&, int choice,
                                                   std::int64_t prompt_tokens)>
       adjust;
+  /// The message that a reply's text is: its tool calls, say. Empty: the text alone. Only of jobs
+  /// whose session is saved; called by worker threads and the engine's.
+  std::function<Message(const Job&, const std::string& text)> reply;
 };
 
 struct HostOptions {
@@ -61,9 +65,10 @@ struct HostOptions {
   std::size_t prefix_bytes = 0;       ///< of kept beginnings; 0: a quarter of the engine's memory
   std::int64_t cut_distance = 512;    ///< between steady cuts of a prompt
   std::int64_t mark_distance = 4096;  ///< between steady cuts that are kept
-  std::string sessions;               ///< folder of named sessions; empty: none
-  double lock_seconds = 2;            ///< that a job waits for its session
-  double progress_seconds = 0.25;     ///< between two `progress` events, at least
+  /// Folder of named sessions; empty: none, and a job's name only serves `cache_view`.
+  std::string sessions;
+  double lock_seconds = 2;         ///< that a job waits for its session
+  double progress_seconds = 0.25;  ///< between two `progress` events, at least
   EngineOptions engine;
   SessionOptions session;
   std::optional<Tokenizer> tokenizer;  ///< in place of the model's
@@ -109,6 +114,14 @@ class EngineHost {
   HostCounts counts() const;
   /// Null without folder.
   SessionStore* sessions();
+  /// The cache of a named session: of the newest job that runs in it, after its last step; else as
+  /// the last one left it, in memory or in the file; zeros where one waits and there is nothing
+  /// else. Takes no file's lock and waits for no step; a file that was not read before is read now.
+  /// Throws Error where it is broken.
+  std::optional<CacheView> cache_view(std::string_view session) const;
+  /// The token ids at positions `first` to `last`, that one included, as far as there are any.
+  std::optional<TokenRange> cache_text(std::string_view session, std::int64_t first,
+                                       std::int64_t last) const;
   const TurnTokens& turns() const;
   std::int64_t context_tokens() const;
   /// The token ids that a job's prompt has, as it would be read without cache.

@@ -55,7 +55,7 @@ void EngineHost::State::prepare(const JobPtr& job) {
         tokens_per_byte = 0.9 * tokens_per_byte + 0.1 * now;
       }
     }
-    if (!job->job.session.empty()) {
+    if (job->saved) {
       lock_session(job);
     } else {
       post([this, job] { start(job); });
@@ -133,8 +133,7 @@ void EngineHost::State::start(const JobPtr& job) {
     }
     load_session(*job);  // a GPU's memory is written by the thread that uses it
     const Job& wish = job->job;
-    const bool named = !wish.session.empty();
-    job->keeps = (options.prefix_cache || named) && !wish.echo && !whole_prompts;
+    job->keeps = (options.prefix_cache || job->saved) && !wish.echo && !whole_prompts;
     if (job->keeps) job->tokens = replies.restore(std::move(job->tokens), tokenizer);
     const std::int64_t size = std::ssize(job->tokens);
     if (size >= most_tokens)
@@ -152,11 +151,15 @@ void EngineHost::State::start(const JobPtr& job) {
                                 options.mark_distance, branch);
       session = beginning(*job, cuts);
       job->cached = session ? session->length() : 0;
-      if (named && !job->tried && size - job->cached > options.cut_distance) {
+      if (job->saved && !job->tried && size - job->cached > options.cut_distance) {
         session.reset();
         load_again(job);
         return;
       }
+    }
+    if (!wish.session.empty()) {
+      live.begin(wish.session, job->id, job->tokens,
+                 session ? session_view(*session) : CacheView());
     }
     const bool reads_each = wish.echo && wish.generate.prompt_logprobs;
     if (wish.n > 1 && !reads_each) {
@@ -230,6 +233,7 @@ void EngineHost::State::request(const JobPtr& job, int choice, std::optional<Ses
   const std::lock_guard guard(job->mutex);
   const RequestId id = engine.submit(std::move(made), std::move(calls));
   job->requests.push_back(id);
+  if (choice == 0) job->first = id;
   if (job->cancelled) engine.cancel(id);
 }
 

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/engine_state.h"
+#include "server/host/conversation.h"
 #include "server/host/host_state.h"
 
 namespace lca::server {
@@ -60,6 +62,7 @@ RequestCallbacks EngineHost::State::callbacks(const JobPtr& job, int choice) {
   calls.cut = [this, job](Session& session) { at_cut(job, session); };
   calls.piece = [this, job, choice](const GeneratePiece& made) {
     if (job->over) return false;
+    if (choice == 0) show(*job);
     piece(*job, choice, made);
     return true;
   };
@@ -106,6 +109,7 @@ void EngineHost::State::begun(HostJob& job) {
 
 bool EngineHost::State::report(HostJob& job, PrefillProgress progress) {
   if (job.over) return false;
+  if (!whole_prompts) show(job);
   begun(job);
   const auto now = HostJob::Clock::now();
   if (seconds_between(job.reported, now) < options.progress_seconds) return true;
@@ -127,7 +131,7 @@ bool EngineHost::State::report(HostJob& job, PrefillProgress progress) {
 void EngineHost::State::at_cut(const JobPtr& job, Session& session) {
   const std::int64_t length = session.length();
   if (job->keeps && std::ranges::binary_search(job->marks, length)) {
-    if (!job->job.session.empty()) session.mark();
+    if (job->saved) session.mark();
     if (options.prefix_cache && !prefix.holds(session.tokens())) {
       prefix.put(session.fork(length), false);
     }
@@ -138,6 +142,15 @@ void EngineHost::State::at_cut(const JobPtr& job, Session& session) {
   for (int choice = 1; choice < job->job.n; ++choice) {
     request(job, choice, session.fork(length), {});
   }
+}
+
+/// Publishes what the first choice's cache holds after a step, before an event tells of it.
+void EngineHost::State::show(HostJob& job) {
+  if (job.job.session.empty()) return;
+  std::list<EngineItem>& items = engine.state().admitted;
+  const auto item = std::ranges::find(items, job.first, &EngineItem::id);
+  if (item == items.end() || !item->request.session) return;
+  live.update(job.job.session, job.id, item->session());
 }
 
 void EngineHost::State::piece(HostJob& job, int choice, const GeneratePiece& made) {
@@ -199,13 +212,20 @@ void EngineHost::State::finished(const JobPtr& job, int choice, RequestResult re
   if (whole && job->keeps) {
     // What a client received is what it sends back, unless a stop string was cut off.
     if (decoded == generated.text) replies.add(job->tokens, generated.tokens, tokenizer);
-    const bool saves = choice == 0 && !wish.session.empty();
+    const bool saves = choice == 0 && job->saved;
+    if (choice == 0 && result.session && !wish.session.empty()) {
+      live.update(wish.session, job->id, *result.session);
+      job->left = true;
+    }
     if (result.session && options.prefix_cache) {
       prefix.put(
           saves ? result.session->fork(result.session->length()) : std::move(*result.session),
           true);
     }
-    if (saves && result.session) job->to_save = std::move(result.session);
+    if (saves && result.session) {
+      job->to_save = std::move(result.session);
+      job->reply = generated.text;
+    }
   }
   job->held.push_back(event);
   --job->open;
@@ -218,7 +238,7 @@ void EngineHost::State::finished(const JobPtr& job, int choice, RequestResult re
     }
     job->open = 0;
   }
-  if (wish.session.empty()) {
+  if (!job->saved) {
     if (job->open > 0) {
       job->on_event(std::move(job->held.back()));
       job->held.clear();
@@ -244,8 +264,13 @@ void EngineHost::State::close(const JobPtr& job) {
 /// The session is on disk before the reply's last event.
 void EngineHost::State::save(const JobPtr& job) {
   try {
-    store->save(job->job.session, *job->to_save);
+    const std::string& name = job->job.session;
+    store->save(name, *job->to_save);
     job->to_save.reset();
+    Message reply{"assistant", job->reply};
+    if (options.hooks.reply) reply = options.hooks.reply(job->job, job->reply);
+    store->save_messages(name, conversation_json(job->job, std::move(reply)));
+    job->file = store->stamp(name);
     job->lock.reset();
     end(*job, std::move(job->held), &HostCounts::finished);
   } catch (const Error& error) {
@@ -259,6 +284,13 @@ void EngineHost::State::end(HostJob& job, std::vector<JobEvent> last,
                             std::int64_t HostCounts::*count) {
   if (job.over.exchange(true)) return;
   leave_queue(job);
+  if (const std::string& name = job.job.session; !name.empty()) {
+    if (count == &HostCounts::finished && job.left) {
+      live.leave(name, job.id, job.file);
+    } else {
+      live.drop(name, job.id);
+    }
+  }
   {
     const std::lock_guard guard(mutex);
     const auto now = HostJob::Clock::now();

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "server/host/host.h"
+#include "server/host/live_caches.h"
 #include "server/host/task_queue.h"
 
 namespace lca::server {
@@ -21,6 +22,7 @@ struct HostJob {
   Job job;
   EngineHost::OnEvent on_event;
   std::size_t bytes = 0;
+  bool saved = false;  ///< its session is in the folder
   Clock::time_point submitted = Clock::now();
 
   std::mutex mutex;  ///< of the next two
@@ -51,6 +53,10 @@ struct HostJob {
   bool forked = false;                        ///< the other choices have their sessions
   std::vector<JobEvent> held;                 ///< until the session is saved
   std::optional<Session> to_save;
+  std::string reply;              ///< of the choice that is saved
+  RequestId first = 0;            ///< of the first choice
+  bool left = false;              ///< its cache stays after it
+  std::optional<FileStamp> file;  ///< in which it is saved
 
   bool is_cancelled() {
     const std::lock_guard guard(mutex);
@@ -79,7 +85,10 @@ struct EngineHost::State {
   PrefixCache prefix;
   ReplyBook replies;
 
+  std::int64_t evicted = 0;  ///< from `prefix`, when `live` was last told
+
   // Shared.
+  LiveCaches live;
   mutable std::mutex mutex;
   std::condition_variable_any changed;
   std::deque<std::function<void()>> posted;  ///< to the engine's thread
@@ -104,6 +113,7 @@ struct EngineHost::State {
   void post(std::function<void()> task);
   void run(const std::stop_token& stop);
   std::vector<std::int32_t> prompt_tokens(const Job& job) const;
+  std::optional<CacheLook> cache_look(std::string_view name, std::int64_t first, std::int64_t last);
 
   // host_job.cpp
   void prepare(const JobPtr& job);
@@ -120,6 +130,7 @@ struct EngineHost::State {
   void begun(HostJob& job);
   bool report(HostJob& job, PrefillProgress progress);
   void at_cut(const JobPtr& job, Session& session);
+  void show(HostJob& job);
   void piece(HostJob& job, int choice, const GeneratePiece& piece);
   void finished(const JobPtr& job, int choice, RequestResult result);
   void close(const JobPtr& job);

@@ -47,6 +47,8 @@ class PrefixCache {
   std::optional<Session> find(std::span<const std::int32_t> tokens,
                               std::span<const std::int64_t> cuts);
   bool holds(std::span<const std::int32_t> tokens) const;
+  /// Whether an entry has tokens of this hash.
+  bool holds_hash(std::uint64_t hash) const { return table_.contains(hash); }
   /// Takes a session at the position where it stands. `reply`: it ends with generated tokens, and
   /// is found at any position.
   void put(Session session, bool reply);

@@ -6,18 +6,24 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
+#include <iterator>
 #include <system_error>
 #include <thread>
 
 #include "core/descriptor.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "core/text.h"
 #include "engine/session_file.h"
+#include "engine/session_state.h"
+#include "server/host/conversation.h"
 
 namespace lca::server {
 namespace {
 
 constexpr std::string_view kEnding = ".session";
+constexpr std::string_view kMessagesEnding = ".messages.json";
 constexpr std::size_t kLongestName = 64;
 constexpr auto kLockPause = std::chrono::milliseconds(10);
 
@@ -85,6 +91,11 @@ std::filesystem::path SessionStore::path(std::string_view name) const {
   return folder_ / std::string(name).append(kEnding);
 }
 
+std::filesystem::path SessionStore::messages_path(std::string_view name) const {
+  require_name(name);
+  return folder_ / std::string(name).append(kMessagesEnding);
+}
+
 std::unique_ptr<SessionLock> SessionStore::try_lock(std::string_view name) const {
   try {
     return std::make_unique<SessionLock>(path(name).native());
@@ -141,6 +152,32 @@ void SessionStore::save(std::string_view name, const Session& session) {
   remember(name);
 }
 
+void SessionStore::save_messages(std::string_view name, const Json& conversation) {
+  const std::filesystem::path file = messages_path(name);
+  if (conversation.is_null()) {
+    std::error_code code;
+    const bool was = std::filesystem::remove(file, code);
+    if (code) fail_io("{}: cannot be deleted: {}", path_printable(file.native()), code.message());
+    if (was) folder_sync(folder_);
+    return;
+  }
+  const std::string text = conversation_text(conversation);
+  FileWriter writer(file, FileMode::owner_only);
+  writer.write(std::as_bytes(std::span(text)));
+  writer.commit();
+  folder_sync(folder_);
+}
+
+std::optional<Json> SessionStore::messages(std::string_view name) const {
+  if (!stamp(name)) return std::nullopt;
+  std::ifstream file(messages_path(name), std::ios::binary);
+  if (!file) return std::nullopt;
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  Json read = conversation_read(text);
+  if (read.is_null()) return std::nullopt;
+  return read;
+}
+
 std::vector<SessionRow> SessionStore::list() const {
   std::vector<SessionRow> rows;
   std::error_code code;
@@ -176,12 +213,16 @@ std::vector<SessionRow> SessionStore::list() const {
   return rows;
 }
 
-SessionFacts SessionStore::facts(std::string_view name) const {
+SessionFacts SessionStore::facts(std::string_view name, std::vector<std::int32_t>* tokens) const {
   const std::filesystem::path file = path(name);
   if (!stamp_of(file)) fail_missing(name);
-  const SessionRecord record = session_read(file.native());
+  SessionRecord record = session_read(file.native());
+  const SessionLayout layout = session_layout(record.head.settings, record.head.length());
   SessionFacts facts;
-  facts.tokens = record.head.length();
+  facts.tokens = layout.tokens;
+  facts.groups = layout.groups;
+  facts.window = layout.window;
+  facts.sink = layout.sink;
   for (std::size_t layer = 0; layer < record.caches.size(); ++layer) {
     const Cache& cache = record.caches[layer];
     facts.bytes += cache.bytes();
@@ -190,15 +231,8 @@ SessionFacts SessionStore::facts(std::string_view name) const {
     dense.settings = Settings();
     dense.settings.method = MethodKind::dense;
     facts.dense_bytes += cache_bytes(dense, facts.tokens);
-    if (layer > 0 && cache.groups() <= facts.groups) continue;
-    const Settings& settings = record.head.settings[layer];
-    facts.groups = cache.groups();
-    facts.sink = settings.method == MethodKind::dense ? 0 : std::min(settings.sink, facts.tokens);
-    const std::int64_t condensed = facts.groups * settings.group;
-    facts.window = settings.method == MethodKind::window
-                       ? std::min(settings.window, facts.tokens - facts.sink)
-                       : facts.tokens - facts.sink - condensed;
   }
+  if (tokens != nullptr) *tokens = std::move(record.head.tokens);
   return facts;
 }
 
@@ -238,8 +272,12 @@ void SessionStore::fork(std::string_view from, std::string_view to, std::int64_t
       record.head.pending.clear();
     }
   }
+  const std::optional<Json> text = messages(from);
   session_write(target.native(), record);
   folder_sync(folder_);
+  Json kept = text ? *text : Json(nullptr);
+  if (text && at_message >= 0) kept = conversation_first(std::move(kept), at_message);
+  save_messages(to, kept);
 }
 
 bool SessionStore::remove(std::string_view name) {
@@ -248,6 +286,7 @@ bool SessionStore::remove(std::string_view name) {
   std::error_code code;
   const bool was = std::filesystem::remove(file, code);
   if (code) fail_io("session \"{}\" cannot be deleted: {}", name, code.message());
+  save_messages(name, nullptr);
   folder_sync(folder_);
   remember(name);
   return was;

@@ -1,5 +1,7 @@
 #pragma once
-/// Named sessions in a folder: NAME.session, as `Session::save` writes it (docs/sessions.md).
+/// Named sessions in a folder: NAME.session, as `Session::save` writes it (docs/sessions.md), and
+/// NAME.messages.json: the conversation of the last request that was completed, with its reply, for
+/// those who want to read it. No request is answered from it.
 ///
 /// A session is a cache that survives, never a second truth: a request carries its whole
 /// conversation, and what the file holds is used as far as the two agree. The ids of generated
@@ -27,6 +29,7 @@
 
 #include "engine/session_lock.h"
 #include "server/host/prompt_cuts.h"
+#include "server/types.h"
 
 namespace lca::server {
 
@@ -77,10 +80,18 @@ class SessionStore {
                               Context& context, const SessionOptions& options);
   /// On disk and synced when it returns.
   void save(std::string_view name, const Session& session);
+  /// The same of its conversation (`conversation_json`); null: there is none, and an older one
+  /// goes.
+  void save_messages(std::string_view name, const Json& conversation);
+
+  // These take no lock: files appear whole. Error (not_found, bad_input).
+  std::vector<SessionRow> list() const;
+  /// `tokens`, where given, receives its token ids.
+  SessionFacts facts(std::string_view name, std::vector<std::int32_t>* tokens = nullptr) const;
+  /// `{"messages": [{"role","content"}, …]}`; none where there is no session, or no text of it.
+  std::optional<Json> messages(std::string_view name) const;
 
   // These lock by themselves: Error (busy) where a request runs, not_found, bad_input.
-  std::vector<SessionRow> list() const;
-  SessionFacts facts(std::string_view name) const;
   /// `at_message`: only the first so many messages, as far as the session can go back; negative:
   /// all. An existing `to` is replaced.
   void fork(std::string_view from, std::string_view to, std::int64_t at_message,
@@ -89,6 +100,7 @@ class SessionStore {
   bool remove(std::string_view name);
 
  private:
+  std::filesystem::path messages_path(std::string_view name) const;
   void remember(std::string_view name);
 
   std::filesystem::path folder_;

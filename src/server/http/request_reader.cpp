@@ -117,7 +117,8 @@ std::size_t RequestReader::feed(std::string_view bytes) {
   if (state_ == State::headers) {
     parser_->header_bytes += consumed;
     const std::size_t waiting = parser.is_header_done() ? 0 : bytes.size() - consumed;
-    if (parser_->header_bytes + waiting > parser_->header_limit) {
+    if (error != http::error::body_limit &&
+        parser_->header_bytes + waiting > parser_->header_limit) {
       error = http::error::header_limit;
     }
   }

@@ -156,4 +156,59 @@ inline std::string long_text(std::size_t length, unsigned seed = 1) {
   return text;
 }
 
+using Talk = std::vector<std::pair<std::string, std::string>>;
+
+/// Replies without the marks of a conversation, and sessions in a folder.
+inline server::HostOptions with_sessions(const ScratchFolder& folder) {
+  server::HostOptions options = HostBench::usual();
+  options.sessions = (folder / "sessions").string();
+  options.hooks.adjust = [](const server::Job&, int, std::int64_t) {
+    return [](std::span<const std::int32_t>, std::span<float> logits) {
+      for (std::size_t id = 0; id < 3; ++id) logits[id] = -std::numeric_limits<float>::infinity();
+    };
+  };
+  return options;
+}
+
+inline server::Job named(const Talk& talk, const std::string& name, std::uint64_t seed = 5) {
+  server::Job job = HostBench::chat(talk, 12, seed);
+  job.session = name;
+  return job;
+}
+
+/// A place in a job where it is held until the test lets it go.
+class HostGate {
+ public:
+  /// Called by a thread of the host: waits until it is let through.
+  void pass() {
+    std::unique_lock lock(mutex_);
+    ++arrived_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return open_ || arrived_ <= let_; });
+  }
+  /// Waits until somebody stands in front of it.
+  bool wait_arrival(int count = 1) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return arrived_ >= count; });
+  }
+  /// Lets one through.
+  void let() {
+    const std::lock_guard guard(mutex_);
+    ++let_;
+    changed_.notify_all();
+  }
+  void open() {
+    const std::lock_guard guard(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int arrived_ = 0;
+  int let_ = 0;
+  bool open_ = false;
+};
+
 }  // namespace lca::test

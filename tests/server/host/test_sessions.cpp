@@ -13,24 +13,6 @@ namespace {
 using server::HostOptions;
 using server::Job;
 using server::SessionStore;
-using Talk = std::vector<std::pair<std::string, std::string>>;
-
-HostOptions with_sessions(const ScratchFolder& folder) {
-  HostOptions options = HostBench::usual();
-  options.sessions = (folder / "sessions").string();
-  options.hooks.adjust = [](const Job&, int, std::int64_t) {
-    return [](std::span<const std::int32_t>, std::span<float> logits) {
-      for (std::size_t id = 0; id < 3; ++id) logits[id] = -std::numeric_limits<float>::infinity();
-    };
-  };
-  return options;
-}
-
-Job named(const Talk& talk, const std::string& name, std::uint64_t seed = 5) {
-  Job job = HostBench::chat(talk, 12, seed);
-  job.session = name;
-  return job;
-}
 
 TEST(HostSessions, NamesCannotLeaveTheFolder) {
   for (const char* good : {"a", "A-1_b.c", "-x", "_", "0..1"}) {
