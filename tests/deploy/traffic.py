@@ -116,6 +116,9 @@ class Conversation:
 def share(conversations):
     """Share of follow-up turns that found their cache, and their number."""
     hits = [hit for one in conversations for hit in one.hits()]
+    for one in conversations:
+        if not all(one.hits()) or one.lost:
+            print(f"   {one.name}: {one.turns} {one.lost}")
     return (sum(hits) / len(hits) if hits else 0.0), len(hits)
 
 

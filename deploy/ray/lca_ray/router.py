@@ -11,6 +11,10 @@ class RendezvousRouter(RequestRouter):
     """The first in rank that has room; without a key a random one. Those to avoid come last, where nothing else is
     left: such a replica answers that it is the one to avoid."""
 
+    # Seconds that a busy replica has to say how many requests it holds. Another one has not the request's cache.
+    queue_len_response_deadline_s = 2
+    max_queue_len_response_deadline_s = 10
+
     async def choose_replicas(self, candidate_replicas, pending_request=None):
         if not candidate_replicas:
             return []
