@@ -8,11 +8,11 @@ LCA          := build/release/bin/lca
 
 configure = cmake --preset $(1) -DLCA_WERROR=$(LCA_WERROR) >build/configure.log || { cat build/configure.log; exit 1; }
 
-.PHONY: help build cuda python test goldens model demo plot bench format lint fuzz soak install clean
+.PHONY: help build cuda python test deploy-test goldens model demo plot bench format lint fuzz soak install clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build the library and the program: build/release/bin/lca
 	@scripts/setup.sh build
@@ -35,6 +35,9 @@ python: ## build the Python package into build/python/python and test it (enviro
 test: ## everything: tests, sanitizers, fuzzing, installation, other processors, Python
 	@scripts/setup.sh build test python
 	@LCA_WERROR=$(LCA_WERROR) scripts/test.py
+
+deploy-test: build model ## two replicas behind Ray Serve and sglang-router (environment of 600 MB, once)
+	@tests/deploy/run.sh
 
 goldens: ## make all golden files again in an environment of their own (6 GB, once) and compare
 	@scripts/setup.sh build

@@ -1,7 +1,6 @@
 /// `lca plan`: how much memory a context needs, and the longest that fits a budget.
 
 #include "arguments.h"
-#include "attention/layout.h"
 #include "attention/settings_kind.h"
 #include "attention/trained_length.h"
 #include "command.h"
@@ -11,6 +10,7 @@
 #include "formats/published.h"
 #include "model_flags.h"
 #include "models/weight_packing.h"
+#include "plan_cost.h"
 #include "plan_cuda.h"
 #include "terminal.h"
 #include "trained_length.h"
@@ -30,7 +30,7 @@ namespace lca::cli {
 namespace {
 
 constexpr const char* kPlanExamples =
-    "The plan counts the cache of all layers and the scratch memory of attention in one layer.\n"
+    "The plan counts the caches of all sessions and the scratch memory of attention in one layer.\n"
     "With MODEL its weights and its adapter are counted too; with --shape subtract them from "
     "--budget.\n"
     "On a GPU the plan is the peak of its memory: weights in bf16 (those of a shape too), caches,\n"
@@ -39,6 +39,7 @@ constexpr const char* kPlanExamples =
     "\n"
     "Examples:\n"
     "  lca plan smollm2 --length 128K\n"
+    "  lca plan smollm2 --sessions 200 --length 32K\n"
     "  lca plan --shape deepseek-v2-lite --length 128K\n"
     "  lca plan --shape qwen-7b --length 1M --budget 24GiB --group 32\n"
     "  lca plan --shape minicpm3 --length 64K --preset paper --json\n"
@@ -54,136 +55,15 @@ struct PlanFlags {
   bool json = false;
 };
 
-/// A model, or the attention of one.
-struct Subject {
-  std::string name;
-  std::string path;  // empty for a shape
-  std::vector<LayerSpec> layers;
-  std::int64_t hidden = 0;
-  std::int64_t weights = 0;       // bytes; 0 for a shape
-  std::int64_t context = 0;       // positions it was trained for; 0: not known
-  std::string adapter{};          // its folder; empty: none
-  std::int64_t adapter_size = 0;  // bytes, beside the weights
-
-  std::vector<Settings> settings() const {
-    std::vector<Settings> list;
-    for (const LayerSpec& layer : layers) list.push_back(layer.settings);
-    return list;
-  }
-  Subject with_method(MethodKind kind) const {
-    Subject copy = *this;
-    for (LayerSpec& layer : copy.layers) layer.settings.method = kind;
-    return copy;
-  }
-};
-
-/// Bytes of one method at one length.
-struct Cost {
-  std::int64_t weights = 0;
-  std::int64_t adapter = 0;
-  std::int64_t entries = 0;    // of the layer with the most
-  std::int64_t cache = 0;      // all layers
-  std::int64_t workspace = 0;  // attention's scratch, and tokens of the run not yet released
-  std::int64_t hidden = 0;     // hidden states of the whole prompt, in summary mode `prompt`
-
-  std::int64_t total() const { return weights + adapter + cache + workspace + hidden; }
-
-  /// Adds another layer: caches add up, all else is needed by one layer at a time.
-  void add(const Cost& layer, std::int64_t count) {
-    entries = std::max(entries, layer.entries);
-    cache += layer.cache * count;
-    workspace = std::max(workspace, layer.workspace);
-    hidden = std::max(hidden, layer.hidden);
-  }
-};
-
-/// A number of equal layers.
-struct Alike {
-  LayerSpec spec;
-  std::int64_t count = 0;
-};
-
-class Planner {
- public:
-  Planner(const Subject& subject, std::int64_t chunk, int threads)
-      : hidden_(subject.hidden),
-        weights_(subject.weights),
-        adapter_(subject.adapter_size),
-        chunk_(chunk),
-        threads_(threads) {
-    for (const LayerSpec& spec : subject.layers) {
-      const auto known = std::ranges::find(layers_, spec, &Alike::spec);
-      if (known != layers_.end()) {
-        ++known->count;
-      } else {
-        layers_.push_back({spec, 1});
-      }
-    }
-  }
-
-  Cost cost(std::int64_t length) const {
-    Cost sum;
-    sum.weights = weights_;
-    sum.adapter = adapter_;
-    for (const Alike& alike : layers_) sum.add(layer_cost(alike.spec, length), alike.count);
-    return sum;
-  }
-
-  /// The maximum up to `length`: a cache is largest just before it condenses.
-  std::int64_t peak(std::int64_t length) const {
-    std::int64_t most = cost(length).total();
-    for (const Alike& alike : layers_) {
-      const Layout layout(alike.spec.settings);
-      const std::int64_t groups = layout.groups(length);
-      if (groups > 0) most = std::max(most, cost(layout.group_exit(groups - 1)).total());
-    }
-    return most;
-  }
-
-  /// The longest context that never exceeds `budget`, up to kLongestLength; 0 where none fits.
-  std::int64_t longest(std::int64_t budget) const {
-    std::int64_t fits = 0, exceeds = kLongestLength + 1;
-    while (exceeds - fits > 1) {
-      const std::int64_t middle = fits + (exceeds - fits) / 2;
-      (peak(middle) <= budget ? fits : exceeds) = middle;
-    }
-    return fits;
-  }
-
- private:
-  Cost layer_cost(const LayerSpec& spec, std::int64_t length) const {
-    const Layout layout(spec.settings);
-    const bool whole_prompt = summary_waits(spec.settings);
-    // `prompt` mode cannot run chunk by chunk: a layer takes the whole prompt before it condenses.
-    const std::int64_t run = whole_prompt ? length : std::min(chunk_, length);
-    const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(spec.dtype));
-    const std::int64_t entry_bytes = spec.shape.entry_values() * value_bytes;
-    Cost cost;
-    cost.entries = layout.entries(length);
-    cost.cache = static_cast<std::int64_t>(cache_bytes(spec, length));
-    cost.workspace =
-        static_cast<std::int64_t>(attention_workspace_bytes(spec, length, run, threads_)) +
-        std::min(run, layout.dropped(length)) * entry_bytes;
-    cost.hidden = whole_prompt ? length * hidden_ * value_bytes : 0;
-    return cost;
-  }
-
-  std::vector<Alike> layers_;
-  std::int64_t hidden_;
-  std::int64_t weights_;
-  std::int64_t adapter_;
-  std::int64_t chunk_;
-  int threads_;
-};
-
 struct Plan {
-  const Subject& subject;
-  Subject as_dense;
+  const PlanSubject& subject;
+  PlanSubject as_dense;
   Planner dense;
   Planner chosen;
   std::int64_t chunk;
   int threads;
   std::int64_t length;
+  std::int64_t sessions;
   std::int64_t budget;  // 0: none given
 };
 
@@ -206,9 +86,9 @@ void add_trained(Table& table, const Plan& plan) {
 }
 
 void print_table(const Plan& plan) {
-  const Subject& subject = plan.subject;
-  const Cost dense = plan.dense.cost(plan.length);
-  const Cost chosen = plan.chosen.cost(plan.length);
+  const PlanSubject& subject = plan.subject;
+  const PlanCost dense = plan.dense.cost(plan.length);
+  const PlanCost chosen = plan.chosen.cost(plan.length);
   const std::string name = chosen_name(plan);
 
   Table table({"", "dense", name, "dense / " + name});
@@ -221,7 +101,8 @@ void print_table(const Plan& plan) {
              ratio_text(dense.entries, chosen.entries)});
   if (subject.weights > 0) add_bytes("weights", dense.weights, chosen.weights);
   if (chosen.adapter > 0) add_bytes("adapter beside them", dense.adapter, chosen.adapter);
-  add_bytes("cache, all layers", dense.cache, chosen.cache);
+  add_bytes(plan.sessions == 1 ? "cache, all layers" : "caches of all sessions", dense.cache,
+            chosen.cache);
   add_bytes("workspace, one layer at a time", dense.workspace, chosen.workspace);
   if (chosen.hidden > 0) add_bytes("hidden states of the prompt", dense.hidden, chosen.hidden);
   add_bytes("together", dense.total(), chosen.total());
@@ -231,19 +112,28 @@ void print_table(const Plan& plan) {
     const auto budget = static_cast<double>(plan.budget);
     table.add({fmt::format("longest context in {}", bytes_text(budget)), longest_text(a),
                longest_text(b), ratio_text(a, b)});
+    if (plan.sessions == 1) {
+      const std::int64_t x = plan.dense.sessions(plan.length, plan.budget);
+      const std::int64_t y = plan.chosen.sessions(plan.length, plan.budget);
+      table.add({fmt::format("sessions of {} in {}", length_text(plan.length), bytes_text(budget)),
+                 longest_text(x), longest_text(y), ratio_text(x, y)});
+    }
   }
   const std::vector<Settings> settings = subject.settings();
   const std::string adapter =
       subject.adapter.empty() ? "" : "adapter " + path_printable(subject.adapter) + "\n";
-  print(fmt::format(
-      "{}: {} layers, {} tokens, {}, {} threads\n{}{}\n{}\n{}", path_printable(subject.name),
-      subject.layers.size(), length_text(plan.length), dtype_name(subject.layers.front().dtype),
-      plan.threads, adapter, settings_line(settings),
-      subject.context > 0 ? trained_text(subject.context, settings) + "\n" : "", table.text()));
+  print(fmt::format("{}: {} layers, {}{} tokens, {}, {} threads\n{}{}\n{}\n{}",
+                    path_printable(subject.name), subject.layers.size(),
+                    plan.sessions == 1 ? "" : fmt::format("{} sessions of ", plan.sessions),
+                    length_text(plan.length), dtype_name(subject.layers.front().dtype),
+                    plan.threads, adapter, settings_line(settings),
+                    subject.context > 0 ? trained_text(subject.context, settings) + "\n" : "",
+                    table.text()));
 }
 
-nlohmann::ordered_json cost_json(const Planner& planner, const Plan& plan, const Subject& subject) {
-  const Cost cost = planner.cost(plan.length);
+nlohmann::ordered_json cost_json(const Planner& planner, const Plan& plan,
+                                 const PlanSubject& subject) {
+  const PlanCost cost = planner.cost(plan.length);
   nlohmann::ordered_json json = {
       {"weights_bytes", cost.weights},     {"adapter_bytes", cost.adapter},
       {"entries_per_layer", cost.entries}, {"cache_bytes", cost.cache},
@@ -256,12 +146,15 @@ nlohmann::ordered_json cost_json(const Planner& planner, const Plan& plan, const
   if (plan.budget > 0) {
     json["fits"] = cost.total() <= plan.budget;
     json["longest_context"] = planner.longest(plan.budget);
+    if (plan.sessions == 1) {
+      json["sessions_that_fit"] = planner.sessions(plan.length, plan.budget);
+    }
   }
   return json;
 }
 
 void print_plan_json(const Plan& plan) {
-  const Subject& subject = plan.subject;
+  const PlanSubject& subject = plan.subject;
   nlohmann::ordered_json json;
   if (subject.path.empty()) {
     json["shape"] = subject.name;
@@ -271,6 +164,7 @@ void print_plan_json(const Plan& plan) {
   }
   json["layers"] = subject.layers.size();
   json["length"] = plan.length;
+  json["sessions"] = plan.sessions;
   json["dtype"] = dtype_name(subject.layers.front().dtype);
   json["threads"] = plan.threads;
   json["chunk"] = plan.chunk;
@@ -284,7 +178,7 @@ void print_plan_json(const Plan& plan) {
   print_json(json);
 }
 
-Subject shape_subject(const PlanFlags& flags, DType dtype) {
+PlanSubject shape_subject(const PlanFlags& flags, DType dtype) {
   const NamedShape& model = named_shape(flags.shape.text);
   const LayerSpec spec = workload_layer(model.shape, flags.knobs.apply(Settings{}), dtype,
                                         flags.knobs.scale(model.scale));
@@ -292,11 +186,11 @@ Subject shape_subject(const PlanFlags& flags, DType dtype) {
           std::vector<LayerSpec>(static_cast<std::size_t>(model.layers), spec), model.hidden};
 }
 
-Subject model_subject(const PlanFlags& flags, DType dtype) {
+PlanSubject model_subject(const PlanFlags& flags, DType dtype) {
   flags.knobs.apply(Settings{});  // report a wrong flag before a wrong file
   const Checkpoint checkpoint = Checkpoint::open(flags.model.path());
   const ModelConfig& config = checkpoint.config();
-  Subject subject{
+  PlanSubject subject{
       checkpoint.path().filename().string(), checkpoint.path().string(), {}, config.hidden};
   subject.context = config.context;
   const Settings asked = flags.knobs.apply(Settings{});
@@ -318,7 +212,7 @@ Subject model_subject(const PlanFlags& flags, DType dtype) {
   return subject;
 }
 
-void run_cuda(const PlanFlags& flags, int device, const Subject& subject, std::int64_t length,
+void run_cuda(const PlanFlags& flags, int device, const PlanSubject& subject, std::int64_t length,
               std::int64_t budget) {
   static constexpr std::string_view kGroups[] = {"bf16", "fp8", "int8"};
   if (flags.dtype.given() && subject.layers.front().dtype != DType::bf16) {
@@ -352,26 +246,27 @@ void run(const PlanFlags& flags) {
   }
   const std::optional<int> gpu = plan_device_parse(flags.device.text);
   cuda_only_check(flags.groups, "--groups", gpu.has_value());
-  cuda_only_check(flags.sessions, "--sessions", gpu.has_value());
   const DType dtype = dtype_parse("--dtype", flags.dtype.text);
   const std::int64_t chunk = count_parse("--chunk", flags.chunk.text, 1);
   const std::int64_t length = count_parse("--length", flags.length.text, 1);
+  const std::int64_t sessions = count_parse("--sessions", flags.sessions.text, 1, kMostSessions);
   const std::int64_t budget = flags.budget.given() ? size_parse("--budget", flags.budget.text) : 0;
   const int threads = Context(flags.common.threads()).threads();
-  const Subject subject =
+  const PlanSubject subject =
       flags.model.given() ? model_subject(flags, dtype) : shape_subject(flags, dtype);
   if (gpu) {
     run_cuda(flags, *gpu, subject, length, budget);
     return;
   }
-  const Subject dense = subject.with_method(MethodKind::dense);
+  const PlanSubject dense = subject.with_method(MethodKind::dense);
   const Plan plan{subject,
                   dense,
-                  Planner(dense, chunk, threads),
-                  Planner(subject, chunk, threads),
+                  Planner(dense, chunk, threads, sessions),
+                  Planner(subject, chunk, threads, sessions),
                   chunk,
                   threads,
                   length,
+                  sessions,
                   budget};
   flags.json ? print_plan_json(plan) : print_table(plan);
 }
@@ -410,7 +305,7 @@ Command plan_command(CLI::App& parent) {
   flags->device.add(*app, "--device", "cpu|cuda|cuda:N|auto", "whose memory", "cpu");
   flags->groups.add(*app, "--groups", "bf16|fp8|int8", "cuda: how representatives are stored",
                     "bf16");
-  flags->sessions.add(*app, "--sessions", "N", "cuda: sessions of that length", "1");
+  flags->sessions.add(*app, "--sessions", "N", "sessions of that length", "1");
   app->add_flag("--json", flags->json, "print JSON");
   flags->common.add(*app);
   flags->knobs.add(*app, KnobFlags::MethodFlag::yes);

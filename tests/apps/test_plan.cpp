@@ -103,6 +103,51 @@ TEST(PlanCommand, PrintsATable) {
   }
 }
 
+TEST(PlanCommand, SessionsMultiplyTheCacheAlone) {
+  const auto with = [](const char* sessions) {
+    return plan({"--shape", "deepseek-v2-lite", "--length", "32K", "--sessions", sessions});
+  };
+  const json one = with("1"), many = with("200");
+  EXPECT_EQ(many["sessions"], 200);
+  for (const char* method : {"dense", "lca"}) {
+    const auto bytes = [&](const json& made, const char* name) {
+      return made[method][name].get<std::int64_t>();
+    };
+    EXPECT_EQ(bytes(many, "cache_bytes"), 200 * bytes(one, "cache_bytes")) << method;
+    EXPECT_EQ(bytes(many, "workspace_bytes"), bytes(one, "workspace_bytes")) << method;
+    EXPECT_EQ(bytes(many, "total_bytes"),
+              bytes(one, "total_bytes") + 199 * bytes(one, "cache_bytes"))
+        << method;
+  }
+  EXPECT_EQ(many["cache_ratio"], one["cache_ratio"]);
+}
+
+TEST(PlanCommand, SessionsThatFitFitAndOneMoreDoesNot) {
+  const auto with = [](std::int64_t sessions) {
+    return plan({"--shape", "smollm2", "--length", "8K", "--budget", "4GiB", "--sessions",
+                 std::to_string(sessions)});
+  };
+  const json made = with(1);
+  for (const char* method : {"dense", "lca"}) {
+    // A session may be larger on its way than at its end: what fits is counted at its largest.
+    const auto sessions = made[method]["sessions_that_fit"].get<std::int64_t>();
+    ASSERT_GT(sessions, 2) << method;
+    EXPECT_GE(with(sessions)[method]["longest_context"], 8192) << method;
+    EXPECT_LT(with(sessions + 1)[method]["longest_context"], 8192) << method;
+    EXPECT_FALSE(with(2)[method].contains("sessions_that_fit")) << method;
+  }
+  EXPECT_GT(made["lca"]["sessions_that_fit"], made["dense"]["sessions_that_fit"]);
+}
+
+TEST(PlanCommand, TheTableSaysHowManySessions) {
+  const Finished finished = program_run(
+      {"plan", "--shape", "smollm2", "--length", "8K", "--sessions", "200", "--budget", "24GiB"});
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  for (const char* part : {"200 sessions of 8K tokens", "| caches of all sessions "}) {
+    EXPECT_NE(finished.out.find(part), std::string::npos) << part << " is not in\n" << finished.out;
+  }
+}
+
 /// A plan for a GPU needs a build with CUDA, not a GPU.
 bool plans_gpus() { return cuda::device_missing().find("build has no CUDA") == std::string::npos; }
 
@@ -173,7 +218,7 @@ TEST(CudaPlanCommand, PackedWeightsAreCountedAsBf16) {
 
 TEST(CudaPlanCommand, FlagsOfTheOtherDeviceAreErrors) {
   const std::vector<std::vector<std::string>> wrong = {{"--groups", "fp8"},
-                                                       {"--sessions", "2"},
+                                                       {"--sessions", "0"},
                                                        {"--device", "gpu"},
                                                        {"--device", "cuda:x"},
                                                        {"--device", "cuda", "--dtype", "f32"},
