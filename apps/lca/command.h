@@ -27,6 +27,7 @@ Command eval_ruler_command(CLI::App& parent);
 Command eval_compare_command(CLI::App& parent);
 Command run_command(CLI::App& parent);
 Command chat_command(CLI::App& parent);
+Command serve_command(CLI::App& parent);
 Command inspect_command(CLI::App& parent);
 Command tokenize_command(CLI::App& parent);
 Command logits_command(CLI::App& parent);

@@ -76,11 +76,13 @@ struct Program {
         "  lca run smollm2 -p \"Why is the sky blue?\"             ask a model\n"
         "  lca run smollm2 --file report.txt -p \"Sum it up.\"     the same about a document\n"
         "  lca chat smollm2                                      talk with it\n"
+        "  lca serve smollm2                                     over HTTP, with a page to chat\n"
         "  lca plan smollm2 --length 128K                        how much memory a context takes\n"
         "Help on a command: lca COMMAND --help");
 
     commands.push_back(run_command(app));
     commands.push_back(chat_command(app));
+    commands.push_back(serve_command(app));
     commands.push_back(demo_command(app));
     commands.push_back(inspect_command(app));
     commands.push_back(plan_command(app));

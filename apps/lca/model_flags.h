@@ -78,6 +78,8 @@ class ModelFlags {
   void check() const;
 
   std::filesystem::path path() const { return model_.path(); }
+  /// MODEL as it was given.
+  const std::string& text() const { return model_.text(); }
   int threads() const { return common_.threads(); }
   /// Loads it, with progress on standard error. `saved` are the settings of a session that it is
   /// to continue: one of another method than lca has no adapter unless the flag names it.

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -17,6 +18,8 @@
 #include <vector>
 
 namespace lca::server {
+
+class Grammar;
 
 using Json = nlohmann::ordered_json;
 
@@ -90,6 +93,7 @@ struct Job {
   std::vector<ToolSpec> tools = {};
   bool parallel_calls = true;  ///< false: the reply ends after its first tool call
   OutputRule rule = {};
+  std::shared_ptr<const Grammar> grammar = {};  ///< of `rule`, once it is made
   lca::GenerateOptions generate = {};
   bool seeded = false;  ///< false: the host draws `generate.sampling.seed`. Choice i uses seed + i
   bool ignore_end = false;   ///< end tokens do not end the reply

@@ -191,6 +191,8 @@ constexpr RouteShape kShapes[] = {
     {Route::openapi, "openapi", "This document", "", "Object"},
     {Route::server_info, "serverInfo", "Settings of the server", "", "Object"},
     {Route::model_info, "modelInfo", "Settings of the model", "", "Object"},
+    {Route::page_config, "pageConfig", "What the page needs to know", "", "Object"},
+    {Route::session_messages, "sessionMessages", "The conversation of a session", "", "Object"},
 };
 
 Json schema_ref(std::string_view name) {

@@ -30,6 +30,8 @@ constexpr RouteEntry kRoutes[] = {
     {Route::openapi, "GET", "/openapi.json", Dialect::plain},
     {Route::server_info, "GET", "/server_info", Dialect::plain},
     {Route::model_info, "GET", "/model_info", Dialect::plain},
+    {Route::page_config, "GET", "/page-config", Dialect::plain},
+    {Route::session_messages, "GET", "/v1/sessions/{name}/messages", Dialect::plain},
 };
 
 /// What `{name}` stands for, where the path is the pattern's; empty for a pattern without.

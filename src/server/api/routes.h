@@ -23,12 +23,14 @@ enum class Route : std::uint8_t {
   sessions,
   session_fork,
   session_delete,
+  session_messages,
   cache,
   health,
   metrics,
   openapi,
   server_info,
   model_info,
+  page_config,
 };
 
 /// `{name}` in a path stands for one segment.

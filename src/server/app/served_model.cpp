@@ -1,0 +1,91 @@
+#include "server/app/served_model.h"
+
+#include "models/model_state.h"
+#include "server/api/request_json.h"
+#include "server/app/constraint.h"
+#include "server/tools/tool_grammar.h"
+#include "server/tools/tool_rule.h"
+
+#include <lca/error.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lca::server {
+namespace {
+
+bool message_has_tools(const Message& message) {
+  return !message.calls.empty() || message.role == "tool";
+}
+
+/// Where a reply must be JSON or a call, what it may be.
+Grammar job_grammar(const Job& job, ToolFormat format) {
+  using Kind = OutputRule::Kind;
+  switch (job.rule.kind) {
+    case Kind::json_object:
+      return Grammar::json_object();
+    case Kind::json_schema:
+      return Grammar::from_schema(job.rule.schema);
+    default:
+      return tool_grammar(tool_rule(format, job.tools, job.rule, job.parallel_calls));
+  }
+}
+
+}  // namespace
+
+ServedModel::ServedModel(std::string name, std::shared_ptr<const Model> model, int threads,
+                         HostOptions options)
+    : name_(std::move(name)),
+      model_(std::move(model)),
+      tokenizer_(options.tokenizer ? *options.tokenizer : model_->tokenizer()),
+      context_(threads) {
+  try {
+    const ChatFormat format = options.chat ? options.chat->format() : model_->chat().format();
+    tools_.emplace(tokenizer_, format, model_->state().checkpoint.chat_template());
+  } catch (const Error&) {
+    // A template of an unknown kind, or none: jobs with tools are refused.
+  }
+  options.hooks.prompt = [this](const Job& job) { return prompt(job); };
+  options.hooks.adjust = [this](const Job& job, int,
+                                std::int64_t prompt_tokens) -> decltype(GenerateOptions::adjust) {
+    if (!job.grammar) return {};
+    return constraint_make(*job.grammar, mask(), tokenizer_, model_->end_tokens(), prompt_tokens);
+  };
+  host_ = std::make_unique<EngineHost>(model_, context_, std::move(options));
+}
+
+const TokenMask& ServedModel::mask() const {
+  std::call_once(mask_once_, [this] { mask_ = std::make_unique<TokenMask>(tokenizer_); });
+  return *mask_;
+}
+
+void ServedModel::prepare(Job& job) const {
+  const auto* messages = std::get_if<std::vector<Message>>(&job.prompt);
+  const bool speaks = messages != nullptr && std::ranges::any_of(*messages, message_has_tools);
+  if ((!job.tools.empty() || speaks) && tool_format() == ToolFormat::none) {
+    refuse("tools",
+           "model {} has no format for tools that this server knows (Qwen2.5's and Llama 3.1's "
+           "are); send the request without tools",
+           name_);
+  }
+  if (!job.tools.empty() && tools_->reply_is_special()) job.generate.with_special = true;
+  if (job.rule.kind == OutputRule::Kind::free) return;
+  try {
+    job.grammar = std::make_shared<const Grammar>(job_grammar(job, tool_format()));
+  } catch (const Error& error) {
+    const bool tool = job.rule.kind == OutputRule::Kind::tool_required ||
+                      job.rule.kind == OutputRule::Kind::tool_named;
+    refuse(tool ? "tools" : "response_format", "{}", error.what());
+  }
+  job.ignore_end = false;  // what must end does
+  mask();
+}
+
+std::vector<std::int32_t> ServedModel::prompt(const Job& job) const {
+  const auto* messages = std::get_if<std::vector<Message>>(&job.prompt);
+  if (messages == nullptr) return {};
+  if (job.tools.empty() && std::ranges::none_of(*messages, message_has_tools)) return {};
+  return tools_->ids(*messages, job.tools);
+}
+
+}  // namespace lca::server

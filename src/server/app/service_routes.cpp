@@ -1,0 +1,229 @@
+// The routes beside text: tokens, sessions, caches, facts about the server.
+
+#include "server/api/request_json.h"
+#include "server/app/service_state.h"
+#include "server/app/time_text.h"
+
+#include <lca/error.h>
+#include <lca/version.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+namespace lca::server {
+namespace {
+
+[[noreturn]] void not_there(std::string message) {
+  ApiError error;
+  error.status = 404;
+  error.message = std::move(message);
+  throw ApiException(std::move(error));
+}
+
+void name_check(const std::string& name) {
+  if (!SessionStore::is_name(name)) not_there("there is no session of that name");
+}
+
+std::vector<TokenText> token_texts(const Tokenizer& tokenizer,
+                                   const std::vector<std::int32_t>& ids) {
+  std::vector<TokenText> made;
+  for (const std::int32_t id : ids) {
+    TokenText& one = made.emplace_back();
+    one.id = id;
+    one.bytes = tokenizer.bytes(id);
+  }
+  return made;
+}
+
+Json facts_json(const SessionFacts& facts) {
+  return {{"tokens", facts.tokens},
+          {"groups", facts.groups},
+          {"window", facts.window},
+          {"sink", facts.sink},
+          {"shared_bytes", facts.shared_bytes},
+          {"bytes", facts.bytes},
+          {"dense_bytes", facts.dense_bytes}};
+}
+
+std::int64_t group_size(const Model& model) {
+  const Settings& first = model.settings().front();
+  return first.method == MethodKind::lca ? first.group : 0;
+}
+
+}  // namespace
+
+SessionStore& Service::State::store() {
+  SessionStore* found = model->host().sessions();
+  if (found == nullptr) not_there("this server keeps no sessions: start it with a folder for them");
+  return *found;
+}
+
+std::string Service::State::body_count(const HttpRequest& request) {
+  CountRequest asked = parse_count_tokens(json_parse_body(request.body));
+  ServedModel& chosen = served(asked.model);
+  chosen.prepare(asked.job);
+  return count_body(std::ssize(chosen.host().prompt_tokens(asked.job)));
+}
+
+std::string Service::State::body_tokenize(const HttpRequest& request) {
+  const TokenizeRequest asked = parse_tokenize(json_parse_body(request.body));
+  const Tokenizer& tokenizer = model->tokenizer();
+  return tokenize_body(
+      asked, token_texts(tokenizer, tokenizer.encode(asked.content,
+                                                     {asked.add_special, asked.parse_special})));
+}
+
+std::string Service::State::body_detokenize(const HttpRequest& request) {
+  const std::vector<std::int32_t> ids = parse_detokenize(json_parse_body(request.body));
+  const Tokenizer& tokenizer = model->tokenizer();
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= tokenizer.size()) {
+      refuse(json_at("tokens", i), "there is no token {}; the vocabulary has {}", ids[i],
+             tokenizer.size());
+    }
+  }
+  return detokenize_body(tokenizer.decode(ids, true));
+}
+
+std::string Service::State::body_sessions() {
+  Json data = Json::array();
+  for (const SessionRow& row : store().list()) {
+    data.push_back(
+        {{"name", row.name}, {"tokens", row.tokens}, {"bytes", row.bytes}, {"saved", row.saved}});
+  }
+  return json_text({{"data", std::move(data)}});
+}
+
+std::string Service::State::body_fork(const HttpRequest& request, const std::string& name) {
+  const ForkRequest asked = parse_fork(json_parse_body(request.body));
+  name_check(name);
+  store().fork(name, asked.to, asked.at_message, model->host().turns());
+  return json_text({{"name", asked.to}});
+}
+
+std::string Service::State::body_delete(const std::string& name) {
+  name_check(name);
+  if (!store().remove(name)) not_there("there is no session of that name");
+  return json_text({{"deleted", true}, {"name", name}});
+}
+
+std::string Service::State::body_messages(const std::string& name) {
+  name_check(name);
+  not_there("the conversation of this session is not known");
+}
+
+std::string Service::State::body_cache(const HttpRequest&, const std::string& name) {
+  name_check(name);
+  return json_text(facts_json(store().facts(name)));
+}
+
+std::string Service::State::body_models(Dialect dialect) const {
+  std::vector<ModelEntry> entries;
+  for (ServedModel* each : {model.get(), compare.get()}) {
+    if (each != nullptr) entries.push_back({each->name(), created, each->host().context_tokens()});
+  }
+  return models_body(dialect, entries);
+}
+
+std::string Service::State::body_model(Dialect dialect, const std::string& name) const {
+  for (ServedModel* each : {model.get(), compare.get()}) {
+    if (each != nullptr && each->name() == name) {
+      return model_body(dialect, {each->name(), created, each->host().context_tokens()});
+    }
+  }
+  not_there(fmt::format("there is no model {} here; {} is served", json_shown(Json(name)),
+                        model->name()));
+}
+
+std::string Service::State::body_page_config() const {
+  Json body = {{"model", model->name()},
+               {"context", model->host().context_tokens()},
+               {"sessions", model->host().sessions() != nullptr},
+               {"max_body", options.max_body},
+               {"group", group_size(model->model())},
+               {"continues", false},
+               {"compare", nullptr}};
+  if (compare) body["compare"] = {{"model", compare->name()}};
+  return json_text(body);
+}
+
+std::string Service::State::body_server_info() const {
+  const HostCounts counts = model->host().counts();
+  return json_text({{"version", version()},
+                    {"model_path", model->model().info().path},
+                    {"served_model_name", model->name()},
+                    {"context_length", model->host().context_tokens()},
+                    {"max_total_num_tokens", model->host().context_tokens()},
+                    {"device", model->model().info().device},
+                    {"running", counts.running},
+                    {"queued", counts.queued},
+                    {"memory_limit", counts.engine.memory_limit}});
+}
+
+std::string Service::State::body_model_info() const {
+  const ModelInfo& info = model->model().info();
+  return json_text({{"model_path", info.path},
+                    {"tokenizer_path", info.path},
+                    {"is_generation", true},
+                    {"served_model_name", model->name()},
+                    {"architecture", info.architecture},
+                    {"layers", info.layers},
+                    {"parameters", info.parameters},
+                    {"vocabulary", info.vocabulary},
+                    {"trained_context", info.context},
+                    {"context", model->host().context_tokens()}});
+}
+
+// --- metrics ------------------------------------------------------------------------------------
+
+void Service::State::metrics_add() {
+  const std::weak_ptr<State> weak = weak_from_this();
+  const auto read = [&](const char* name, const char* help, double (*value)(const HostCounts&)) {
+    registry.gauge_read(name, help, [weak, value] {
+      const std::shared_ptr<State> state = weak.lock();
+      return state && state->opened ? value(state->model->host().counts()) : 0.0;
+    });
+  };
+  read("lca_requests_queued", "Requests that wait",
+       [](const HostCounts& c) { return double(c.queued); });
+  read("lca_requests_running", "Requests that are being answered",
+       [](const HostCounts& c) { return double(c.running); });
+  read("lca_cache_bytes", "Bytes of kept beginnings of prompts",
+       [](const HostCounts& c) { return double(c.prefix.bytes); });
+  read("lca_cache_dense_bytes", "Bytes that a dense cache would take for the same",
+       [](const HostCounts& c) { return double(c.prefix.dense_bytes); });
+  read("lca_cache_entries", "Kept beginnings of prompts",
+       [](const HostCounts& c) { return double(c.prefix.entries); });
+  read("lca_memory_bytes", "Bytes of running requests, activations and scratch",
+       [](const HostCounts& c) { return double(c.engine.memory_used); });
+  read("lca_memory_limit_bytes", "Bytes that running requests may reserve",
+       [](const HostCounts& c) { return double(c.engine.memory_limit); });
+  read("lca_prefill_tokens_per_second", "Speed of reading prompts, lately",
+       [](const HostCounts& c) { return c.prefill_rate; });
+}
+
+std::string Service::State::body_metrics() const {
+  std::string text = registry.text();
+  if (!opened) return text;
+  const HostCounts counts = model->host().counts();
+  const std::tuple<const char*, const char*, std::int64_t> totals[] = {
+      {"lca_requests_finished_total", "Requests that were answered", counts.finished},
+      {"lca_requests_failed_total", "Requests that failed", counts.failed},
+      {"lca_requests_cancelled_total", "Requests whose clients left", counts.cancelled},
+      {"lca_requests_refused_total", "Requests refused for want of room", counts.refused},
+      {"lca_prompt_tokens_total", "Tokens of prompts", counts.prompt_tokens},
+      {"lca_cached_tokens_total", "Tokens of prompts that were not read again",
+       counts.cached_tokens},
+      {"lca_reply_tokens_total", "Tokens of replies", counts.reply_tokens}};
+  for (const auto& [name, help, value] : totals) text += counter_text(name, help, value);
+  text += histogram_text("lca_time_to_first_token_seconds",
+                         "From a request to the first token of its reply", counts.first_token);
+  text += histogram_text("lca_time_between_tokens_seconds", "Between two tokens of a reply",
+                         counts.between_tokens);
+  return text;
+}
+
+}  // namespace lca::server

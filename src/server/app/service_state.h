@@ -1,0 +1,65 @@
+#pragma once
+/// What a Service holds. Its coroutines are in several files.
+
+#include "server/api/reply.h"
+#include "server/api/request.h"
+#include "server/api/routes.h"
+#include "server/app/service.h"
+#include "server/http/mailbox.h"
+
+#include <boost/asio/thread_pool.hpp>
+
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <variant>
+
+namespace lca::server {
+
+struct Service::State : std::enable_shared_from_this<Service::State> {
+  explicit State(ServiceOptions wanted) : options(std::move(wanted)), pool(2) {}
+
+  const ServiceOptions options;
+  metrics::Registry registry;
+  std::unique_ptr<ServedModel> model, compare;
+  std::atomic<bool> opened = false, draining = false;
+  std::int64_t created = 0;  ///< seconds since 1970
+  asio::thread_pool pool;    ///< for what may take long
+
+  // service.cpp
+  asio::awaitable<void> answer(HttpRequest request, ResponseWriter& writer);
+  asio::awaitable<void> answer_route(const HttpRequest& request, ResponseWriter& writer,
+                                     const RouteMatch& match);
+  ServedModel& served(std::string_view name);
+  void require_open() const;
+  void metrics_add();
+
+  // service_text.cpp
+  asio::awaitable<void> answer_text(const HttpRequest& request, ResponseWriter& writer,
+                                    Route route);
+
+  // service_routes.cpp: bodies of replies, which may take long
+  std::string body_count(const HttpRequest& request);
+  std::string body_tokenize(const HttpRequest& request);
+  std::string body_detokenize(const HttpRequest& request);
+  std::string body_sessions();
+  std::string body_fork(const HttpRequest& request, const std::string& name);
+  std::string body_delete(const std::string& name);
+  std::string body_messages(const std::string& name);
+  std::string body_cache(const HttpRequest& request, const std::string& name);
+  std::string body_models(Dialect dialect) const;
+  std::string body_model(Dialect dialect, const std::string& name) const;
+  std::string body_metrics() const;
+  std::string body_page_config() const;
+  std::string body_server_info() const;
+  std::string body_model_info() const;
+  SessionStore& store();
+
+  /// Runs `work` on the pool; throws what it throws.
+  asio::awaitable<std::string> aside(std::function<std::string()> work, ResponseWriter& writer);
+};
+
+/// 32 hexadecimal digits.
+std::string random_id();
+
+}  // namespace lca::server

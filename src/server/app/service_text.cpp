@@ -1,0 +1,199 @@
+// Requests for text: jobs, their events, and the reply.
+
+#include "server/api/request_json.h"
+#include "server/app/service_state.h"
+#include "server/headers.h"
+#include "server/tools/tool_events.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace lca::server {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// How long a refusal may still be told by the status of a streamed reply.
+constexpr auto kStatusPatience = 2500ms;
+constexpr auto kPatience = 1h;
+
+ApiRequest request_parse(Route route, const HttpRequest& request) {
+  const Json body = json_parse_body(request.body);
+  const std::string_view key = header_value(request, "x-smg-routing-key");
+  switch (route) {
+    case Route::chat:
+      return parse_chat(body, key);
+    case Route::completions:
+      return parse_completions(body, key);
+    case Route::responses:
+      return parse_responses(body, key);
+    default:
+      return parse_messages(body, key);
+  }
+}
+
+/// An event of one of a request's jobs.
+struct Arrived {
+  std::size_t job = 0;
+  JobEvent event;
+};
+using Arrivals = Mailbox<Arrived>;
+
+/// The jobs of one request. Leaving it cancels those that are not over.
+class Jobs {
+ public:
+  Jobs(EngineHost& host, std::shared_ptr<Arrivals> box) : host_(host), box_(std::move(box)) {}
+  ~Jobs() { cancel(); }
+  Jobs(const Jobs&) = delete;
+  Jobs& operator=(const Jobs&) = delete;
+
+  void submit(Job job) {
+    const std::size_t number = ids_.size();
+    ids_.push_back(host_.submit(std::move(job), [box = box_, number](JobEvent event) {
+      box->push({number, std::move(event)});
+    }));
+  }
+  void cancel() {
+    for (const JobId id : ids_) host_.cancel(id);
+  }
+  void cancel(std::size_t job) { host_.cancel(ids_[job]); }
+
+ private:
+  EngineHost& host_;
+  std::shared_ptr<Arrivals> box_;
+  std::vector<JobId> ids_;
+};
+
+/// What a stream's comments say while nothing else does.
+struct Waiting {
+  std::string text = "queued";
+
+  void take(const JobEvent& event) {
+    if (event.kind == JobEvent::Kind::progress) {
+      text = fmt::format("reading {} of {} tokens, {:.1f} s left", event.prefill.done,
+                         event.prefill.total, event.seconds_left);
+    } else if (event.kind == JobEvent::Kind::started) {
+      text = "reading";
+    } else {
+      text = "waiting";
+    }
+  }
+};
+
+/// The events of one request as the text of its reply.
+class Writing {
+ public:
+  Writing(const ApiRequest& request, const ServedModel& model, ReplyInfo info)
+      : reply_(reply_begin(request, info)) {
+    for (const Job& job : request.jobs) {
+      choices_.push_back(job.n);
+      if (job.tools.empty()) {
+        tools_.emplace_back();
+      } else {
+        tools_.emplace_back(std::in_place, model.tool_format(), job,
+                            "call_" + info.id.substr(0, 8));
+      }
+    }
+  }
+
+  std::string take(Arrived arrived) {
+    std::optional<ToolEvents>& tools = tools_[arrived.job];
+    if (!tools) return reply_->feed(arrived.job, arrived.event);
+    // A reply that was cut after its only call is whole.
+    JobEvent& event = arrived.event;
+    if (event.kind == JobEvent::Kind::done && tools->is_over(event.choice)) {
+      event.reason = StopReason::end_token;
+    }
+    std::string text;
+    for (const JobEvent& each : tools->take(std::move(event))) {
+      text += reply_->feed(arrived.job, each);
+    }
+    return text;
+  }
+  /// Whether nothing more of a job will be shown.
+  bool is_over(std::size_t job) const {
+    if (!tools_[job]) return false;
+    for (int choice = 0; choice < choices_[job]; ++choice) {
+      if (!tools_[job]->is_over(choice)) return false;
+    }
+    return true;
+  }
+  const Reply& reply() const { return *reply_; }
+
+ private:
+  std::unique_ptr<Reply> reply_;
+  std::vector<int> choices_;
+  std::vector<std::optional<ToolEvents>> tools_;
+};
+
+}  // namespace
+
+asio::awaitable<void> Service::State::answer_text(const HttpRequest& request,
+                                                  ResponseWriter& writer, Route route) {
+  require_open();
+  ApiRequest asked = request_parse(route, request);
+  ServedModel& chosen = served(asked.model);
+  if (options.log_prompts && options.log) options.log(json_shown(Json(request.body)));
+  const bool keeps = chosen.host().sessions() != nullptr;
+  const bool named = !header_value(request, "x-smg-routing-key").empty();
+  for (Job& job : asked.jobs) {
+    // A router's key is a session's name only where sessions are kept.
+    if (!keeps && (named || &chosen != model.get())) job.session.clear();
+    chosen.prepare(job);
+  }
+
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  Writing writing(asked, chosen,
+                  {.id = random_id(),
+                   .created = std::chrono::duration_cast<std::chrono::seconds>(now).count(),
+                   .model = chosen.name()});
+  const std::shared_ptr<Arrivals> box = Arrivals::make(writer.executor());
+  Jobs jobs(chosen.host(), box);
+  for (Job& job : asked.jobs) jobs.submit(std::move(job));
+  writer.on_gone([&jobs, box] {
+    jobs.cancel();
+    box->close();
+  });
+  const auto waiting = std::make_shared<Waiting>();
+  writer.idle_comment([waiting] { return waiting->text; });
+
+  bool begun = false;
+  const auto deadline = std::chrono::steady_clock::now() + kStatusPatience;
+  while (!writing.reply().over() && !writer.gone()) {
+    auto patience = std::chrono::steady_clock::duration(kPatience);
+    if (asked.stream && !begun) {
+      patience = std::max(deadline - std::chrono::steady_clock::now(),
+                          std::chrono::steady_clock::duration(1ms));
+    }
+    std::optional<Arrived> arrived = co_await box->pop(patience);
+    std::string text;
+    if (arrived) {
+      waiting->take(arrived->event);
+      const std::size_t job = arrived->job;
+      text = writing.take(std::move(*arrived));
+      if (writing.is_over(job)) jobs.cancel(job);
+    } else if (!asked.stream || begun) {
+      continue;
+    }
+    const bool failed = writing.reply().error().has_value();
+    if (!asked.stream || (failed && !begun)) continue;
+    if (!begun) {
+      begun = true;
+      co_await writer.begin_stream();
+    }
+    if (!text.empty()) co_await writer.write(std::move(text));
+  }
+  if (writer.gone()) co_return;
+  if (begun) {
+    co_await writer.end_stream();
+    co_return;
+  }
+  if (writing.reply().error()) throw ApiException(*writing.reply().error());
+  std::string body = writing.reply().body();
+  co_await writer.send(200, "application/json", std::move(body));
+}
+
+}  // namespace lca::server
