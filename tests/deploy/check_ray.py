@@ -30,9 +30,10 @@ RAY = HERE.parents[1] / "deploy" / "ray"
 
 
 class Application:
-    """`serve run` of the committed config.yaml, with two replicas that stay."""
+    """`serve run` of the committed config.yaml with two replicas that stay, unless `scaling` says otherwise."""
 
-    def __init__(self, folder, lca, model, flags):
+    def __init__(self, folder, lca, model, flags, scaling=None, replicas=2, **args):
+        self.wanted = replicas
         self.folder, self.sessions, self.logs = folder, folder / "sessions", folder / "logs"
         self.sessions.mkdir()
         config = yaml.safe_load((RAY / "config.yaml").read_text())
@@ -41,10 +42,10 @@ class Application:
         config["http_options"]["port"] = port
         app = config["applications"][0]
         app["args"] |= {"program": str(lca), "model": model, "flags": flags, "sessions": str(self.sessions),
-                        "log_dir": str(self.logs), "replica_wait_s": 60}
+                        "log_dir": str(self.logs), "replica_wait_s": 60, **args}
         for deployment in app["deployments"]:
             if deployment["name"] == "Lca":
-                deployment["autoscaling_config"] |= {"min_replicas": 2, "initial_replicas": 2, "max_replicas": 2}
+                deployment["autoscaling_config"] |= scaling or {"min_replicas": 2, "initial_replicas": 2, "max_replicas": 2}
                 deployment |= {"health_check_period_s": 2, "graceful_shutdown_timeout_s": 20}
             deployment["ray_actor_options"] = {"num_cpus": 0}
         self.config = folder / "config.yaml"
@@ -61,7 +62,7 @@ class Application:
     def ready(self):
         if self.process.poll() is not None:
             raise RuntimeError(f"serve run ended: {(self.folder / 'serve.log').read_text()[-3000:]}")
-        return len(self.replicas()) == 2
+        return len(self.replicas()) == self.wanted
 
     def replicas(self):
         """Names of the replicas that answer."""

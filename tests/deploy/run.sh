@@ -2,7 +2,7 @@
 # Two replicas on one machine behind Ray Serve and behind sglang-router, in an environment of their own (600 MB, once), and
 # one behind nginx.
 #
-#   tests/deploy/run.sh [ray] [sglang] [nginx] [-- flags of the checks, such as --conversations 24 --keep]
+#   tests/deploy/run.sh [ray] [scaling] [sglang] [nginx] [-- flags of the checks, such as --conversations 24 --keep]
 #
 #   LCA=build/release/bin/lca  MODEL=smollm2
 #
@@ -19,7 +19,7 @@ lca=${LCA:-build/release/bin/lca} model=${MODEL:-smollm2}
 checks=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do checks+=("$1"); shift; done
 [ $# -eq 0 ] || shift
-[ ${#checks[@]} -gt 0 ] || checks=(ray sglang nginx)
+[ ${#checks[@]} -gt 0 ] || checks=(ray scaling sglang nginx)
 
 venv=build/deploy-venv
 wanted=$(cat deploy/ray/requirements.txt deploy/sglang-router/requirements.txt)
