@@ -204,7 +204,7 @@ std::string Service::State::body_page_config() const {
                {"sessions", model->host().sessions() != nullptr},
                {"max_body", options.max_body},
                {"group", group_size(*model)},
-               {"continues", false},
+               {"continues", model->host().continues()},
                {"compare", nullptr}};
   if (compare) body["compare"] = {{"model", compare->name()}};
   return json_text(body);
