@@ -8,7 +8,7 @@ LCA          := build/release/bin/lca
 
 configure = cmake --preset $(1) -DLCA_WERROR=$(LCA_WERROR) >build/configure.log || { cat build/configure.log; exit 1; }
 
-.PHONY: help build cuda python test deploy-test goldens model demo plot bench format lint fuzz install clean
+.PHONY: help build cuda python test deploy-test goldens model demo plot bench format lint fuzz soak install clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -67,6 +67,10 @@ lint: ## check format and clang-tidy; slow
 fuzz: ## fuzz each target for FUZZ_SECONDS=300
 	@scripts/setup.sh build test
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) LCA_WERROR=$(LCA_WERROR) scripts/test.py fuzz
+
+soak: build ## the strength table of docs/serving.md: load, faults, others' clients (SOAK="--rows kills --minutes 1")
+	@scripts/setup.sh build test python
+	@scripts/soak.py $(SOAK)
 
 install: build ## install library, headers and program below PREFIX=/usr/local
 	@cmake --install build/release --prefix "$(PREFIX)"

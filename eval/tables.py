@@ -137,6 +137,23 @@ def everyday(arms, titles):
     return table(["everyday cost", "KL from the base, nats a token"], rows) if rows else ""
 
 
+def sweep(path):
+    """Short runs from one adapter, one thing changed in each."""
+    told = json.loads(path.read_text())
+    cells = sorted({cell for row in told["rows"] for cell in row["needles"]}, key=lambda cell: [*map(int, cell.split("/"))])
+    cells = [cell for cell in cells if sum(cell in row["needles"] for row in told["rows"]) > 1]
+    spelled = [f"{int(n) // 1024}K, {'one key' if k == '1' else f'one of {k}'}" for n, k in (c.split("/") for c in cells)]
+    rows = []
+    for row in told["rows"]:
+        found = [row["needles"].get(cell) for cell in cells]
+        held = row.get("held_out", {})
+        rows.append([row["title"], *("–" if each is None else f"{each[0]} of {each[1]}" for each in found),
+                     f"{row['general']['4096-8192']:.2f}",
+                     f"{row['everyday_kl']:.3f}" if "everyday_kl" in row else "–",
+                     f"{held['kl']:.3f}" if held else "–"])
+    return table(["run", *spelled, "general text, 4K–8K", "everyday KL", "held-out KL"], rows)
+
+
 def tables(folder, chosen=()):
     order = json.loads((HERE / "arms.json").read_text())
     arms = {name: json.loads((folder / f"{name}.json").read_text()) for name in order
@@ -146,7 +163,10 @@ def tables(folder, chosen=()):
     parts += [perplexity(arms, split, titles, against) for split in ("general", "held-out")
               for against in ("base-dense", "dense") if against in arms]
     parts += [ruler(arms, titles, chosen, against) for against in ("base-dense", "dense") if against in arms]
-    return "\n".join(part for part in [*parts, everyday(arms, titles)] if part)
+    parts.append(everyday(arms, titles))
+    if (folder / "sweep.json").exists():
+        parts.append(sweep(folder / "sweep.json"))
+    return "\n".join(part for part in parts if part)
 
 
 def main():

@@ -9,6 +9,7 @@ asan      every test under the address and undefined-behaviour sanitizers
 tsan      the suites named Threads* under the thread sanitizer
 fuzz      every fuzz target for FUZZ_SECONDS (10) from its committed corpus
 python    the Python package, in an environment that is made once (scripts/python.py)
+serve     a running server under others' clients and load, in short forms (tests/server/live; make soak: in full)
 goldens   the golden files, made again, where `make goldens` has made an environment for it
 
 It closes with what was skipped and why, a table with the processor time of each preset, and the line
@@ -26,9 +27,11 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRESETS = ["release", "cuda", "asan", "tsan", "fuzz", "python", "goldens"]
+PRESETS = ["release", "cuda", "asan", "tsan", "fuzz", "python", "serve", "goldens"]
 # Where not all is built; the rest would only be compiled again.
 TARGETS = {"cuda": ["lca-cli", "test_cuda"]}
+# Presets that are scripts: they make an environment once, test, and count in their last line.
+SCRIPTS = {"python": ROOT / "scripts" / "python.py", "serve": ROOT / "tests" / "server" / "live" / "run.py"}
 
 
 def say(text):
@@ -136,36 +139,39 @@ def goldens(skips):
     return (int(kinds[1]) if kinds else 0), 0, len(skipped)
 
 
-def environment_begin(presets):
-    """Starts making the Python tests' environment, which waits for the network, beside the builds."""
-    if "python" not in presets or presets == ["python"]:
-        return None
+def environments_begin(presets):
+    """Starts making the scripts' environments, which wait for the network, beside the builds; by preset."""
+    if len(presets) == 1:
+        return {}
     (ROOT / "build").mkdir(exist_ok=True)
-    with open(ROOT / "build" / "python-environment.log", "w", encoding="utf-8") as log:
-        return subprocess.Popen([sys.executable, "-B", ROOT / "scripts" / "python.py", "--environment"], cwd=ROOT,
-                                stdout=log, stderr=subprocess.STDOUT)
+    begun = {}
+    for preset in presets:
+        if preset in SCRIPTS:
+            with open(ROOT / "build" / f"{preset}-environment.log", "w", encoding="utf-8") as log:
+                begun[preset] = subprocess.Popen([sys.executable, "-B", SCRIPTS[preset], "--environment"], cwd=ROOT,
+                                                 stdout=log, stderr=subprocess.STDOUT)
+    return begun
 
 
-def python(skips):
-    """Builds and tests the Python package; counts as `test` does."""
-    process = subprocess.Popen([sys.executable, "-B", ROOT / "scripts" / "python.py"], cwd=ROOT,
-                               stdout=subprocess.PIPE, text=True)
+def script(preset, skips):
+    """Runs a script that builds and tests; counts as `test` does."""
+    process = subprocess.Popen([sys.executable, "-B", SCRIPTS[preset]], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     lines = []
     for line in process.stdout:  # shown as it comes: making the environment takes minutes
         print(line, end="", flush=True)
         lines.append(line)
-    return python_counts("".join(lines), process.wait(), skips)
+    return script_counts(preset, "".join(lines), process.wait(), skips)
 
 
-def python_counts(text, code, skips):
-    """Counts out of what scripts/python.py said and the code it ended with."""
+def script_counts(preset, text, code, skips):
+    """Counts out of what a script said and the code it ended with."""
     if code == 77:
         why = re.search(r"^SKIPPED: (.+)$", text, re.MULTILINE)
-        skips.add("python", "all", why[1] if why else "")
+        skips.add(preset, "all", why[1] if why else "")
         return 0, 0, 1
     for count, place, why in re.findall(r"^SKIPPED \[(\d+)\] (\S+?):(?:\d+:)? (.+)$", text, re.MULTILINE):
-        skips.add("python", f"{place} ({count})", why)
-    counts = re.search(r"^python: (\d+) passed, (\d+) failed, (\d+) skipped$", text, re.MULTILINE)
+        skips.add(preset, f"{place} ({count})", why)
+    counts = re.search(rf"^{preset}: (\d+) passed, (\d+) failed, (\d+) skipped$", text, re.MULTILINE)
     passed, failed, skipped = map(int, counts.groups()) if counts else (0, 1, 0)
     return passed, failed if failed or not code else 1, skipped
 
@@ -184,9 +190,9 @@ def preset_run(preset, skips):
     if preset == "goldens":
         say("goldens: check")
         return goldens(skips), ""
-    if preset == "python":
-        say("python: build and test")
-        return python(skips), ""
+    if preset in SCRIPTS:
+        say(f"{preset}: build and test" if preset == "python" else f"{preset}: test")
+        return script(preset, skips), ""
     start = time.monotonic()
     say(f"{preset}: build")
     if not build(preset):
@@ -203,10 +209,10 @@ def main(presets):
     totals = [0, 0, 0]
     table = []
     skips = Skips()
-    environment = environment_begin(presets)
+    environments = environments_begin(presets)
     for preset in presets:
-        if preset == "python" and environment:
-            environment.wait()  # where it failed, the script tries again and says why
+        if preset in environments:
+            environments[preset].wait()  # where it failed, the script tries again and says why
         start, before = time.monotonic(), processor_minutes()
         counts, note = preset_run(preset, skips)
         table.append(f"{preset:<8} {counts[0]:>5} passed {counts[1]:>4} failed {counts[2]:>4} skipped"

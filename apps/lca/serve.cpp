@@ -35,6 +35,9 @@ constexpr const char* kServeExamples =
     "  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", "
     "\"content\": \"Hello\"}]}'";
 
+/// Of a session: each holds a window of exact tokens, in memory and on disk.
+constexpr std::size_t kMarks = 3;
+
 struct ServeFlags {
   ModelFlags model;
   TextFlag host, port, key, key_file, sessions, context, max_reply, queue, queue_bytes, prefix,
@@ -154,6 +157,7 @@ void models_open(const ServeFlags& flags, server::Service& service) {
   const std::shared_ptr<const Model> model = flags.model.load();
   server::HostOptions options = wanted;
   options.session = flags.model.session_options(*model);
+  options.session.marks = kMarks;
   std::unique_ptr<server::ServedModel> compare;
   if (flags.compare) {
     server::HostOptions dense = wanted;

@@ -54,6 +54,10 @@ class ChatTemplate {
   ChatFormat format() const;
   /// Ids of the whole conversation up to where the assistant replies; no message throws Error.
   std::vector<std::int32_t> prompt(std::span<const ChatMessage> messages) const;
+  /// The same where the last message is the assistant's and not over: the ids end with its text, as
+  /// it was generated, and the reply goes on there. Throws Error where it is no assistant's or no
+  /// other message comes before it.
+  std::vector<std::int32_t> prompt_open(std::span<const ChatMessage> messages) const;
   /// Ids that take a session from the end of the assistant's reply through the user's next message
   /// to where the assistant replies again. `ended`: the session has taken the reply's end token.
   /// Past thinking stays in the session, while `prompt` would drop it.

@@ -57,6 +57,17 @@ def test_tables_pair_what_arms_have_in_common(tmp_path):
     assert "| LCA, curriculum | 0.1000 (0.1000 … 0.1000) |" in text
 
 
+def test_the_sweep_is_a_table_of_its_runs(tmp_path):
+    rows = [{"run": "a", "title": "as it is", "needles": {"8192/1": [18, 20], "4096/1": [1, 2]},
+             "general": {"4096-8192": 10.74}, "everyday_kl": 0.113, "held_out": {"kl": 0.072}},
+            {"run": "b", "title": "base", "needles": {"8192/1": [3, 20]}, "general": {"4096-8192": 9.59}}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"rows": rows}))
+    text = tables.tables(tmp_path)
+    assert "| run | 8K, one key | general text" in text  # what a single run has is left out
+    assert "| as it is | 18 of 20 | 10.74 | 0.113 | 0.072 |" in text
+    assert "| base | 3 of 20 | 9.59 | – | – |" in text
+
+
 PROGRAM = '''#!{python}
 import json, sys
 arguments = sys.argv[1:]

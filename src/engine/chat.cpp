@@ -133,6 +133,7 @@ struct ChatTemplate::State {
   std::vector<std::int32_t> encode(std::span<const ChatPiece> pieces) const {
     return chat_encode(tokenizer, guarded, pieces);
   }
+  std::vector<std::int32_t> prompt(std::span<const ChatPiece> pieces) const;
 
   Tokenizer tokenizer;
   ChatStyle style;
@@ -183,20 +184,31 @@ ChatFormat ChatTemplate::format() const { return state_->style.format; }
 bool ChatTemplate::thinks() const { return state_->style.thinks; }
 const std::vector<std::int32_t>& ChatTemplate::end_tokens() const { return state_->end_tokens; }
 
-std::string_view ChatTemplate::reply_lead() const {
-  const bool spaced = format() == ChatFormat::deepseek || format() == ChatFormat::llama2;
-  return spaced ? " " : "";
+std::string_view ChatTemplate::reply_lead() const { return chat_lead(state_->style); }
+
+std::vector<std::int32_t> ChatTemplate::State::prompt(std::span<const ChatPiece> pieces) const {
+  std::vector<std::int32_t> ids = encode(pieces);
+  if (style.format == ChatFormat::plain) {
+    const std::vector<std::int32_t>& prefix = tokenizer.prefix();
+    ids.insert(ids.begin(), prefix.begin(), prefix.end());
+  }
+  return ids;
 }
 
 std::vector<std::int32_t> ChatTemplate::prompt(std::span<const ChatMessage> messages) const {
   if (messages.empty()) fail_input("a conversation needs at least one message");
+  return guarded([&] { return state_->prompt(chat_pieces(state_->style, messages)); });
+}
+
+std::vector<std::int32_t> ChatTemplate::prompt_open(std::span<const ChatMessage> messages) const {
+  if (messages.size() < 2 || messages.back().role != ChatMessage::Role::assistant) {
+    fail_input(
+        "a message can be continued where it is the assistant's and another one comes before it");
+  }
   return guarded([&] {
-    std::vector<std::int32_t> ids = state_->encode(chat_pieces(state_->style, messages));
-    if (format() == ChatFormat::plain) {
-      const std::vector<std::int32_t>& prefix = state_->tokenizer.prefix();
-      ids.insert(ids.begin(), prefix.begin(), prefix.end());
-    }
-    return ids;
+    std::vector<ChatPiece> pieces = chat_pieces(state_->style, messages.first(messages.size() - 1));
+    chat_open(state_->style, pieces, messages.back().text);
+    return state_->prompt(pieces);
   });
 }
 

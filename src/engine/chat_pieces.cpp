@@ -272,6 +272,19 @@ std::vector<ChatPiece> chat_pieces(const ChatStyle& style, std::span<const ChatM
   return out.take();
 }
 
+std::string_view chat_lead(const ChatStyle& style) {
+  const bool spaced = style.format == ChatFormat::deepseek || style.format == ChatFormat::llama2;
+  return spaced ? " " : "";
+}
+
+void chat_open(const ChatStyle& style, std::vector<ChatPiece>& pieces, std::string_view text) {
+  if (text.empty()) return;
+  if (pieces.empty() || pieces.back().mark) pieces.emplace_back();
+  std::string& last = pieces.back().text;
+  if (!text.starts_with(chat_lead(style))) last += chat_lead(style);
+  last += text;
+}
+
 std::vector<ChatPiece> chat_next_pieces(const ChatStyle& style, std::string_view user) {
   Pieces out;
   switch (style.format) {

@@ -33,6 +33,11 @@ ChatStyle chat_style(ChatFormat format, std::string_view chat_template, std::str
                      std::string_view end);
 /// The conversation up to the point where the assistant replies. Adjacent texts are joined.
 std::vector<ChatPiece> chat_pieces(const ChatStyle& style, std::span<const ChatMessage> messages);
+/// A conversation whose assistant has replied `text` so far: text continues the last piece. A reply
+/// that begins with a space in this format has one already, or gets it.
+void chat_open(const ChatStyle& style, std::vector<ChatPiece>& pieces, std::string_view text);
+/// What a reply begins with and its text does not.
+std::string_view chat_lead(const ChatStyle& style);
 /// From the end of a reply (beginning with its end token, if the format has one) through the user's
 /// message to the point where the assistant replies again.
 std::vector<ChatPiece> chat_next_pieces(const ChatStyle& style, std::string_view user);

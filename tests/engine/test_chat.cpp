@@ -147,6 +147,44 @@ TEST(ChatTemplate, GivesTheIdsOfTheTemplatesText) {
   }
 }
 
+TEST(ChatTemplate, AnOpenMessageIsTheBeginningOfTheWholeOne) {
+  for (const ChatStyleCases& style : chat_style_cases()) {
+    SCOPED_TRACE(style.name);
+    const Tokenizer tokenizer = byte_tokenizer(kSpecial, style.begin, style.end);
+    const ChatTemplate writer(tokenizer, style.format, style.chat_template);
+    const std::vector<ChatMessage> asked = {{Role::system, "Be brief."}, {Role::user, "How high?"}};
+    const std::string prompt = tokenizer.decode(writer.prompt(asked), true);
+    const auto open = [&](const std::string& text) {
+      std::vector<ChatMessage> messages = asked;
+      messages.push_back({Role::assistant, text});
+      return writer.prompt_open(messages);
+    };
+    const std::string lead(writer.reply_lead());
+    EXPECT_EQ(tokenizer.decode(open("Forty met"), true), prompt + lead + "Forty met");
+    EXPECT_EQ(tokenizer.decode(open("Forty "), true), prompt + lead + "Forty ");
+    EXPECT_EQ(tokenizer.decode(open(" Forty"), true),
+              prompt + (lead.empty() ? " Forty" : lead + "Forty"));
+    EXPECT_EQ(tokenizer.decode(open(""), true), prompt);
+    // A message cannot end itself.
+    const Ids marks = open("a<|im_end|></s><|eot_id|>");
+    EXPECT_EQ(tokenizer.decode(marks, true), prompt + lead + "a<|im_end|></s><|eot_id|>");
+    EXPECT_LT(marks.back(), 256);
+
+    if (!writer.thinks()) {
+      std::vector<ChatMessage> whole = asked;
+      whole.push_back({Role::assistant, "Forty metres."});
+      const Ids closed = writer.prompt(whole);
+      const Ids begun = open("Forty met");
+      ASSERT_LT(begun.size(), closed.size());
+      EXPECT_TRUE(std::equal(begun.begin(), begun.end(), closed.begin()));
+    }
+    expect_error([&] { writer.prompt_open(asked); }, {"assistant"});
+    const std::vector<ChatMessage> alone = {{Role::assistant, "a"}};
+    expect_error([&] { writer.prompt_open(alone); }, {"before it"});
+    expect_error([&] { writer.prompt_open({}); }, {"before it"});
+  }
+}
+
 TEST(ChatTemplate, TheNextTurnContinuesWhereThePromptLeftOff) {
   const std::string first = "How high is it?";
   const std::string reply = "Forty metres.";

@@ -22,7 +22,7 @@ SPEC.loader.exec_module(script)
 class Counts(unittest.TestCase):
     def counts(self, text, code):
         skips = test_script.Skips()
-        return test_script.python_counts(text, code, skips), list(skips.lines())
+        return test_script.script_counts("python", text, code, skips), list(skips.lines())
 
     def test_the_last_line_is_counted_and_skips_are_named(self):
         said = "SKIPPED [15] python/tests/test_torch.py:300: no GPU\npython: 200 passed, 0 failed, 15 skipped\n"

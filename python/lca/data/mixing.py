@@ -20,7 +20,8 @@ from lca.data.reader import Packed
 from lca.data.rows import Row, RowMaker, RowOptions
 from lca.data.tokenizers import Tokenizer, chat_form, fingerprint, tokenizer_open
 
-_SLICES = 64  # rows of text read at most for one row
+_SLICES = 64  # rows of text read at most for one row, …
+_TOKENS = 1 << 20  # … or tokens, if that is more: conversations may stand together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Mixer:
         """A row's length of text from `start` on: documents joined by empty lines, conversations left out."""
         found: list[numpy.ndarray] = []
         count = 0
-        for _ in range(_SLICES):
+        for _ in range(max(_SLICES, _TOKENS // self._length)):
             end = min(start + self._length, self._text.tokens)
             ids, _, records = self._text.slice(start, end)
             bounds = [*records["start"].tolist(), len(ids)]

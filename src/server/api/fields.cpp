@@ -17,6 +17,7 @@ constexpr FieldRule kRules[] = {
     {"chat", "messages", kYes, "(required)", ""},
     {"chat", "model", kYes, "(the one served)", ""},
     {"chat", "audio", kNo, "null", "[]"},
+    {"chat", "continue_final_message", kYes, "false", ""},
     {"chat", "frequency_penalty", kNo, "0", "[0]"},
     {"chat", "function_call", kNo, "null", R"(["none","auto"])"},
     {"chat", "functions", kNo, "[]", "[[]]"},

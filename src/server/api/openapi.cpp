@@ -46,7 +46,7 @@ constexpr std::string_view kRequestSchemas = R"json({
   "repetition_penalty": {"type": ["number", "null"], "minimum": 0.01, "maximum": 100}, "ignore_eos": {"type": ["boolean", "null"]},
   "logprobs": {"type": ["boolean", "null"]}, "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
   "stream": {"type": ["boolean", "null"]}, "stream_options": {"$ref": "#/components/schemas/StreamOptions"},
-  "metadata": {"$ref": "#/components/schemas/Metadata"}, "response_format": {"$ref": "#/components/schemas/ResponseFormat"},
+  "metadata": {"$ref": "#/components/schemas/Metadata"}, "response_format": {"$ref": "#/components/schemas/ResponseFormat"}, "continue_final_message": {"type": ["boolean", "null"]},
   "tools": {"type": "array", "items": {"$ref": "#/components/schemas/ChatTool"}}, "parallel_tool_calls": {"type": "boolean"},
   "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}},
   "required": ["messages"]},

@@ -97,6 +97,24 @@ OutputRule parse_chat_format(const Fields& body) {
   return rule;
 }
 
+/// The reply goes on with the last message. It begins in the middle of a text, where neither a call
+/// nor JSON begins.
+void parse_chat_continue(const Fields& body, Job& job) {
+  constexpr const char* kField = "continue_final_message";
+  job.continue_last = body.flag(kField).value_or(false);
+  if (!job.continue_last) return;
+  const auto& messages = std::get<std::vector<Message>>(job.prompt);
+  if (messages.size() < 2 || messages.back().role != "assistant") {
+    refuse(kField, "{} needs a last message of role assistant, after another one", kField);
+  }
+  if (!messages.back().calls.empty()) {
+    refuse(kField, "{} needs a last message without tool calls", kField);
+  }
+  if (!job.tools.empty() || job.rule.kind != OutputRule::Kind::free) {
+    refuse(kField, "{} takes neither tools nor a response_format", kField);
+  }
+}
+
 void parse_stream(const Fields& body, std::string_view object, ApiRequest& request) {
   request.stream = body.flag("stream").value_or(false);
   if (const auto options = body.object("stream_options")) {
@@ -183,6 +201,7 @@ ApiRequest parse_chat(const Json& body, std::string_view routing_key) {
   job.rule = parse_chat_format(fields);
   parse_chat_tools(fields, job);
   parse_openai_tool_choice(fields, true, job);
+  parse_chat_continue(fields, job);
   request.jobs.push_back(std::move(job));
   return request;
 }

@@ -87,7 +87,7 @@ std::vector<std::int32_t> ServedModel::prompt(const Job& job) const {
   const auto* messages = std::get_if<std::vector<Message>>(&job.prompt);
   if (messages == nullptr) return {};
   if (job.tools.empty() && std::ranges::none_of(*messages, message_has_tools)) return {};
-  return tools_->ids(*messages, job.tools);
+  return tools_->ids(*messages, job.tools, job.continue_last);
 }
 
 }  // namespace lca::server

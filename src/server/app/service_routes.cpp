@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 namespace lca::server {
@@ -36,6 +38,51 @@ std::vector<TokenText> token_texts(const Tokenizer& tokenizer,
     one.bytes = tokenizer.bytes(id);
   }
   return made;
+}
+
+struct TextRange {
+  std::int64_t first = 0, last = 0;
+};
+
+constexpr std::int64_t kMostTokens = 4096;  // of a cache, shown as text
+
+/// `text=FIRST-LAST` of a query; none where it is not asked for.
+std::optional<TextRange> text_range(std::string_view query) {
+  constexpr std::string_view kKey = "text=";
+  while (!query.empty()) {
+    const std::size_t end = std::min(query.find('&'), query.size());
+    const std::string_view part = query.substr(0, end);
+    query.remove_prefix(std::min(end + 1, query.size()));
+    if (!part.starts_with(kKey)) continue;
+    const std::string_view value = part.substr(kKey.size());
+    TextRange range;
+    const char* const stop = value.data() + value.size();
+    std::from_chars_result read = std::from_chars(value.data(), stop, range.first);
+    if (read.ec == std::errc() && read.ptr != stop && *read.ptr == '-') {
+      read = std::from_chars(read.ptr + 1, stop, range.last);
+    } else {
+      read.ec = std::errc::invalid_argument;
+    }
+    if (read.ec != std::errc() || read.ptr != stop || range.first < 0 || range.last < range.first ||
+        range.last - range.first >= kMostTokens) {
+      refuse("text", "text is FIRST-LAST, two positions with at most {} tokens", kMostTokens);
+    }
+    return range;
+  }
+  return std::nullopt;
+}
+
+/// A string for each token. A character of several tokens stands at the last of them.
+Json token_strings(const Tokenizer& tokenizer, const std::vector<std::int32_t>& ids) {
+  Json strings = Json::array();
+  StreamDecoder decoder(tokenizer, true);
+  for (const std::int32_t id : ids) {
+    strings.push_back(id < tokenizer.size() ? decoder.push(id) : std::string());
+  }
+  if (!strings.empty()) {
+    strings.back() = strings.back().get<std::string>() + decoder.finish();
+  }
+  return strings;
 }
 
 Json facts_json(const SessionFacts& facts) {
@@ -113,12 +160,24 @@ std::string Service::State::body_delete(const std::string& name) {
 
 std::string Service::State::body_messages(const std::string& name) {
   name_check(name);
-  not_there("the conversation of this session is not known");
+  const std::optional<Json> known = store().messages(name);
+  if (!known) not_there("the conversation of this session is not known");
+  return json_text(*known);
 }
 
-std::string Service::State::body_cache(const HttpRequest&, const std::string& name) {
+std::string Service::State::body_cache(const HttpRequest& request, const std::string& name) {
   name_check(name);
-  return json_text(facts_json(store().facts(name)));
+  const std::optional<CacheView> view = model->host().cache_view(name);
+  if (!view) not_there("there is no session of that name");
+  Json body = facts_json(*view);
+  if (const std::optional<TextRange> asked = text_range(request.query)) {
+    const std::optional<TokenRange> found =
+        model->host().cache_text(name, asked->first, asked->last);
+    if (!found) not_there("there is no session of that name");
+    body["text"] = {{"first", found->first},
+                    {"tokens", token_strings(model->tokenizer(), found->ids)}};
+  }
+  return json_text(body);
 }
 
 std::string Service::State::body_models(Dialect dialect) const {

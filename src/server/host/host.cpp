@@ -183,6 +183,9 @@ JobId EngineHost::State::submit(Job job, OnEvent on_event) {
   auto made = std::make_shared<HostJob>();
   made->bytes = bytes_of(job);
   if (job.n < 1) throw ApiException(refusal(400, "n must be 1 or more", "n"));
+  if (job.continue_last && !std::holds_alternative<std::vector<Message>>(job.prompt)) {
+    throw ApiException(refusal(400, "only a message can be continued", "continue_final_message"));
+  }
   if (!job.session.empty() && !SessionStore::is_name(job.session)) {
     throw ApiException(refusal(400,
                                "the session's name takes 1 to 64 letters, digits, '_', '-' and "
@@ -262,7 +265,7 @@ std::vector<std::int32_t> EngineHost::State::prompt_tokens(const Job& job) const
     }
     messages.push_back(std::move(made));
   }
-  return chat->prompt(messages);
+  return job.continue_last ? chat->prompt_open(messages) : chat->prompt(messages);
 }
 
 std::optional<CacheLook> EngineHost::State::cache_look(std::string_view name, std::int64_t first,
@@ -309,6 +312,7 @@ std::optional<TokenRange> EngineHost::cache_text(std::string_view session, std::
   auto found = state_->cache_look(session, first, last);
   return found ? std::optional(std::move(found->text)) : std::nullopt;
 }
+bool EngineHost::continues() const { return state_->chat.has_value(); }
 const TurnTokens& EngineHost::turns() const { return state_->turns; }
 std::int64_t EngineHost::context_tokens() const { return state_->most_tokens; }
 std::vector<std::int32_t> EngineHost::prompt_tokens(const Job& job) const {

@@ -122,6 +122,8 @@ class EngineHost {
   /// The token ids at positions `first` to `last`, that one included, as far as there are any.
   std::optional<TokenRange> cache_text(std::string_view session, std::int64_t first,
                                        std::int64_t last) const;
+  /// Whether `Job::continue_last` is honoured: the model has a chat format.
+  bool continues() const;
   const TurnTokens& turns() const;
   std::int64_t context_tokens() const;
   /// The token ids that a job's prompt has, as it would be read without cache.

@@ -89,8 +89,13 @@ void EngineHost::State::lock_session(const JobPtr& job) {
                                  name)));
       return;
     }
-    // What this server saved last is in the prefix cache; what another one saved is not.
-    job->loads = !options.prefix_cache || !store->is_known(name);
+    // What this server saved last is in the prefix cache; what another one saved is not. Replies
+    // that were generated before this server began have their ids in the session alone.
+    const auto kept = live.kept(name, store->stamp(name), 0, most_tokens);
+    job->loads = !options.prefix_cache || !kept || !store->is_known(name);
+    if (!job->loads) {
+      job->tokens = tokens_align(tokenizer, std::move(job->tokens), kept->text.ids);
+    }
     if (model->info().device == "cpu") load_session(*job);
     post([this, job] { start(job); });
   } catch (const Error& error) {

@@ -180,6 +180,21 @@ void EngineHost::State::piece(HostJob& job, int choice, const GeneratePiece& mad
   }
 }
 
+/// What a client received is what it sends back: a message that was continued comes back whole.
+void EngineHost::State::remember_reply(const HostJob& job, std::span<const std::int32_t> reply) {
+  std::span<const std::int32_t> prompt(job.tokens);
+  std::vector<std::int32_t> whole;
+  if (job.job.continue_last) {
+    const auto is_mark = [&](std::int32_t id) { return tokenizer.is_special(id); };
+    const auto mark = std::find_if(prompt.rbegin(), prompt.rend(), is_mark);
+    const auto end = static_cast<std::size_t>(mark.base() - prompt.begin());
+    whole.assign(prompt.begin() + static_cast<std::ptrdiff_t>(end), prompt.end());
+    prompt = prompt.first(end);
+  }
+  whole.insert(whole.end(), reply.begin(), reply.end());
+  replies.add(prompt, whole, tokenizer);
+}
+
 void EngineHost::State::finished(const JobPtr& job, int choice, RequestResult result) {
   if (job->over) return;
   const Generated& generated = result.generated;
@@ -210,8 +225,8 @@ void EngineHost::State::finished(const JobPtr& job, int choice, RequestResult re
     }
   }
   if (whole && job->keeps) {
-    // What a client received is what it sends back, unless a stop string was cut off.
-    if (decoded == generated.text) replies.add(job->tokens, generated.tokens, tokenizer);
+    // Not where a stop string was cut off.
+    if (decoded == generated.text) remember_reply(*job, generated.tokens);
     const bool saves = choice == 0 && job->saved;
     if (choice == 0 && result.session && !wish.session.empty()) {
       live.update(wish.session, job->id, *result.session);

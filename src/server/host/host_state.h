@@ -131,6 +131,7 @@ struct EngineHost::State {
   bool report(HostJob& job, PrefillProgress progress);
   void at_cut(const JobPtr& job, Session& session);
   void show(HostJob& job);
+  void remember_reply(const HostJob& job, std::span<const std::int32_t> reply);
   void piece(HostJob& job, int choice, const GeneratePiece& piece);
   void finished(const JobPtr& job, int choice, RequestResult result);
   void close(const JobPtr& job);

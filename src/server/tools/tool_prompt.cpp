@@ -313,9 +313,20 @@ bool ToolPrompt::reply_is_special() const {
 }
 
 std::vector<std::int32_t> ToolPrompt::ids(std::span<const Message> messages,
-                                          std::span<const ToolSpec> tools) const {
-  if (format_ == ToolFormat::none) return chat_.prompt(plain_messages(messages, tools));
-  return chat_encode(tokenizer_, guarded_, tool_pieces(format_, style_, messages, tools));
+                                          std::span<const ToolSpec> tools, bool open_last) const {
+  if (format_ == ToolFormat::none) {
+    const std::vector<ChatMessage> plain = plain_messages(messages, tools);
+    return open_last ? chat_.prompt_open(plain) : chat_.prompt(plain);
+  }
+  const std::size_t closed = messages.size() - (open_last && !messages.empty() ? 1 : 0);
+  std::vector<ChatPiece> pieces = tool_pieces(format_, style_, messages.first(closed), tools);
+  if (open_last) {
+    if (messages.back().role != "assistant" || !messages.back().calls.empty()) {
+      fail_input("only a text of the assistant's can be continued");
+    }
+    chat_open(style_, pieces, messages.back().text);
+  }
+  return chat_encode(tokenizer_, guarded_, pieces);
 }
 
 }  // namespace lca::server

@@ -32,8 +32,9 @@ class ToolPrompt {
   /// Whether `ToolReader` reads tokens that this tokenizer declares special: replies must then be
   /// generated with GenerateOptions::with_special.
   bool reply_is_special() const;
-  std::vector<std::int32_t> ids(std::span<const Message> messages,
-                                std::span<const ToolSpec> tools) const;
+  /// `open_last`: as `ChatTemplate::prompt_open`; the last message then has no calls.
+  std::vector<std::int32_t> ids(std::span<const Message> messages, std::span<const ToolSpec> tools,
+                                bool open_last = false) const;
 
  private:
   Tokenizer tokenizer_;

@@ -1,6 +1,4 @@
-// Jobs of a host: replies that depend on the job alone, refusals, cancelling, draining.
-
-#include <thread>
+// Jobs of a host: replies that depend on the job alone, refusals, draining.
 
 #include "server/host/host_bench.h"
 
@@ -10,7 +8,6 @@ namespace {
 using server::ApiException;
 using server::HostOptions;
 using server::Job;
-using Kind = server::JobEvent::Kind;
 
 HostOptions without_cache() {
   HostOptions options = HostBench::usual();
@@ -131,45 +128,6 @@ TEST(Host, TooMuchIsRefusedBeforeItIsTokenised) {
   for (const auto& one : events) EXPECT_TRUE(one->wait());
   EXPECT_EQ(bench.host.counts().queued, 0);
   EXPECT_EQ(bench.run(HostBench::ids(10, 4))->status(), 200);
-}
-
-TEST(Host, CancellingFreesEverythingWhereverTheJobIs) {
-  HostOptions options = HostBench::usual();
-  options.engine.most_sessions = 2;
-  options.session.chunk = 8;
-  HostBench bench(options);
-  for (int round = 0; round < 30; ++round) {
-    std::vector<std::shared_ptr<Events>> events;
-    std::vector<server::JobId> ids;
-    for (std::uint32_t i = 0; i < 6; ++i) {
-      Job job = HostBench::ids(400 + 100 * i, static_cast<std::uint32_t>(round) * 6 + i, 2000);
-      job.n = i % 3 == 0 ? 2 : 1;
-      events.push_back(bench.submit(std::move(job)));
-      ids.push_back(bench.last_id);
-    }
-    if (round % 3 == 1) events[0]->wait_for(Kind::progress);
-    if (round % 3 == 2) events[0]->wait_for(Kind::piece);
-    for (const auto id : ids) bench.host.cancel(id);
-    EXPECT_EQ(bench.host.counts().queued, 0);
-    for (const auto& one : events) {
-      ASSERT_TRUE(one->wait());
-      EXPECT_EQ(one->status(), 200);
-    }
-    EXPECT_EQ(bench.host.counts().running, 0);
-    for (const auto id : ids) EXPECT_FALSE(bench.host.cancel(id));
-  }
-  // The engine's numbers are those after its last step, which may not be over yet.
-  auto counts = bench.host.counts();
-  for (int i = 0; i < 200 && counts.engine.waiting + counts.engine.reading > 0; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    counts = bench.host.counts();
-  }
-  // On a busy machine a job may end before it is cancelled.
-  EXPECT_EQ(counts.cancelled + counts.finished, 180);
-  EXPECT_GT(counts.cancelled, 120);
-  EXPECT_EQ(counts.queued_bytes, 0u);
-  EXPECT_EQ(counts.engine.waiting + counts.engine.reading + counts.engine.decoding, 0);
-  EXPECT_EQ(bench.run(HostBench::ids(20, 1))->status(), 200);
 }
 
 TEST(Host, DrainingEndsWhatRunsAndRefusesTheRest) {

@@ -71,6 +71,46 @@ TEST(HostSessions, TwoServersTakeTurnsOnOneSession) {
   EXPECT_EQ(other->text(), alone.run(HostBench::chat({{"user", "something else"}}))->text());
 }
 
+TEST(HostSessions, RepliesFromBeforeARestartKeepTheirIds) {
+  // Letters of which some pairs are one token: most replies have another spelling.
+  const auto letters = [](const Job&, int, std::int64_t) {
+    return [](std::span<const std::int32_t>, std::span<float> logits) {
+      const Tokenizer& tokenizer = *HostBench::usual().tokenizer;
+      for (std::int32_t id = 0; id < std::ssize(logits); ++id) {
+        const std::string_view text = tokenizer.bytes(id);
+        if (text == "t" || text == "h" || text == "th" || text == "e" || text == "n") continue;
+        logits[static_cast<std::size_t>(id)] = -std::numeric_limits<float>::infinity();
+      }
+    };
+  };
+  for (const std::size_t kept : {std::size_t{0}, std::size_t{1}}) {  // 1: nothing stays in memory
+    const ScratchFolder folder;
+    HostOptions options = with_sessions(folder);
+    options.hooks.adjust = letters;
+    options.prefix_bytes = kept;
+    options.cut_distance = kept == 0 ? 512 : 32;
+    Talk talk = {{"user", long_text(60)}};
+    bool differed = false;
+    std::optional<HostBench> bench;
+    for (int turn = 0; turn < 5; ++turn) {
+      if (turn < 2) bench.emplace(options);  // one restart, after the first turn
+      Job job = named(talk, "s", static_cast<std::uint64_t>(turn));
+      job.generate.max_tokens = 30;
+      const auto reply = bench->run(job);
+      ASSERT_EQ(reply->status(), 200) << reply->last().error->message;
+      if (turn > 0 && kept == 0) {
+        EXPECT_LT(reply->last().usage.prompt - reply->last().usage.cached, 45) << turn;
+      }
+      EXPECT_EQ(reply->last().usage.cached > 0, turn > 0) << turn;
+      const Tokenizer& tokenizer = *options.tokenizer;
+      differed = differed || std::ssize(tokenizer.encode(reply->text())) != 30;
+      talk.emplace_back("assistant", reply->text());
+      talk.emplace_back("user", "on");
+    }
+    EXPECT_TRUE(differed) << "no reply has another spelling: the test shows nothing";
+  }
+}
+
 TEST(HostSessions, WhatTheCacheHasDroppedIsTakenFromTheFile) {
   const ScratchFolder folder;
   HostOptions options = with_sessions(folder);

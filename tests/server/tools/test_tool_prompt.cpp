@@ -256,6 +256,22 @@ TEST(ToolPrompts, NothingAClientWritesBecomesAMark) {
   }
 }
 
+TEST(ToolPrompts, EndInsideAMessageThatIsContinued) {
+  for (const ToolStyleCases& style : tool_style_cases()) {
+    const Tokenizer tokenizer = tool_tokenizer(style.begin, style.end);
+    const ToolPrompt prompt(tokenizer, style.format, style.chat_template);
+    std::vector<Message> talk = {
+        {"user", "q"}, {"assistant", "", {{"1", "f", "{}"}}}, {"tool", "42", {}, "1"}};
+    const std::string closed = tokenizer.decode(prompt.ids(talk, {}), true);
+    talk.push_back({"assistant", "It is "});
+    EXPECT_EQ(tokenizer.decode(prompt.ids(talk, {}, true), true), closed + "It is ");
+    talk.back().calls = {{"2", "f", "{}"}};
+    EXPECT_THROW(prompt.ids(talk, {}, true), Error);
+    talk.back() = {"user", "so?"};
+    EXPECT_THROW(prompt.ids(talk, {}, true), Error);
+  }
+}
+
 TEST(ToolPrompts, WriteQwensTagsAsItsTokens) {
   const ToolStyleCases style = tool_style("qwen2.5");
   const Tokenizer tokenizer = tool_tokenizer(style.begin, style.end);
