@@ -5,11 +5,13 @@
 #include "server/api/request_json.h"
 #include "server/app/constraint.h"
 #include "server/tools/tool_grammar.h"
+#include "server/tools/tool_reader.h"
 #include "server/tools/tool_rule.h"
 
 #include <lca/error.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace lca::server {
@@ -53,6 +55,9 @@ ServedModel::ServedModel(std::string name, std::shared_ptr<const Model> model, i
     if (!job.grammar) return {};
     return constraint_make(*job.grammar, mask(), tokenizer_, model_->end_tokens(), prompt_tokens);
   };
+  options.hooks.reply = [this](const Job& job, const std::string& text) {
+    return reply(job, text);
+  };
   host_ = std::make_unique<EngineHost>(model_, context_, std::move(options));
 }
 
@@ -81,6 +86,22 @@ void ServedModel::prepare(Job& job) const {
   }
   job.ignore_end = false;  // what must end does
   mask();
+}
+
+Message ServedModel::reply(const Job& job, const std::string& text) const {
+  Message message{"assistant", text};
+  if (job.tools.empty()) return message;
+  std::vector<std::string> names;
+  for (const ToolSpec& tool : job.tools) names.push_back(tool.name);
+  ToolReader reader(tool_format(), std::move(names), "call_");
+  std::vector<ReplyPart> parts = reader.push(text);
+  std::ranges::move(reader.finish(), std::back_inserter(parts));
+  message.text.clear();
+  for (ReplyPart& part : parts) {
+    message.text += part.text;
+    if (part.call) message.calls.push_back({part.call->id, part.call->name, part.call->arguments});
+  }
+  return message;
 }
 
 std::vector<std::int32_t> ServedModel::prompt(const Job& job) const {

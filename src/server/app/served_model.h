@@ -37,6 +37,8 @@ class ServedModel {
 
  private:
   std::vector<std::int32_t> prompt(const Job& job) const;
+  /// The message that a reply's text is.
+  Message reply(const Job& job, const std::string& text) const;
   const TokenMask& mask() const;
 
   std::string name_;

@@ -137,11 +137,8 @@ asio::awaitable<void> Service::State::answer_text(const HttpRequest& request,
   ApiRequest asked = request_parse(route, request);
   ServedModel& chosen = served(asked.model);
   if (options.log_prompts && options.log) options.log(json_shown(Json(request.body)));
-  const bool keeps = chosen.host().sessions() != nullptr;
-  const bool named = !header_value(request, "x-smg-routing-key").empty();
   for (Job& job : asked.jobs) {
-    // A router's key is a session's name only where sessions are kept.
-    if (!keeps && (named || &chosen != model.get())) job.session.clear();
+    if (&chosen != model.get()) job.session.clear();  // sessions are the model's alone
     chosen.prepare(job);
   }
 
