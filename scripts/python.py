@@ -54,12 +54,16 @@ def version_of(python):
 
 def interpreter():
     """The interpreter to use, and its version."""
-    for name in (os.environ.get("LCA_PYTHON"), sys.executable, "python3", "python3.12", "python3.11"):
-        path = name and shutil.which(name)
+    chosen = os.environ.get("LCA_PYTHON")
+    for name in [chosen] if chosen else [sys.executable, "python3", "python3.12", "python3.11"]:
+        path = shutil.which(name)
         version = path and version_of(path)
         if version and version >= OLDEST:
             return path, version
-    skip(f"the package needs Python {OLDEST[0]}.{OLDEST[1]} or newer; LCA_PYTHON may name one")
+    needs = f"the package needs Python {OLDEST[0]}.{OLDEST[1]} or newer"
+    if chosen:
+        sys.exit(f"python: {needs}, and LCA_PYTHON={chosen} is none that runs")
+    skip(f"{needs}; LCA_PYTHON may name one")
 
 
 def install(python, words, what):
@@ -169,7 +173,10 @@ def test_install(python, version):
     if run([clean, "-m", "pip", "install", "--disable-pip-version-check", "--force-reinstall", "--no-deps",
             "-C", f"build-dir={folder}", "."]).returncode:
         return 0, 1, 0
-    say(f"installed in {(time.monotonic() - start) / 60:.1f} min")
+    library = folder / "python" / "lca" / "liblca.so"
+    kind = "with CUDA kernels" if b".nv_fatbin" in library.read_bytes() else "for the CPU alone"
+    say(f"installed in {(time.monotonic() - start) / 60:.1f} min, {kind}: liblca.so has "
+        f"{library.stat().st_size / 2**20:.0f} MiB")
     return pytest_installed(clean, "junit-install.xml")
 
 

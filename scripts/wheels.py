@@ -24,15 +24,25 @@ def sha256_of(path):
     return digest.hexdigest()
 
 
+def _runs(command, surroundings):
+    try:
+        return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=surroundings,
+                              check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def download(package, folder, quiet):
     """The package's wheel; pip shows its progress unless `quiet`."""
-    pip = [sys.executable, "-m", "pip"]
-    if subprocess.run([*pip, "--version"], stdout=subprocess.DEVNULL,
-                      stderr=subprocess.DEVNULL, check=False).returncode != 0:
+    # Without what pip sets while it builds a package: its PYTHONPATH hides pip itself.
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pips = [[sys.executable, "-m", "pip"], ["pip3"]]
+    pip = next((words for words in pips if _runs([*words, "--version"], surroundings)), None)
+    if pip is None:
         raise Failure(f"{sys.executable} has no pip; install it (Debian: python3-pip), then try again")
     done = subprocess.run([*pip, "--disable-pip-version-check", "download", "--no-deps",
                            *(["--quiet"] if quiet else []), "--only-binary", ":all:",
-                           "--dest", str(folder), package], check=False)
+                           "--dest", str(folder), package], check=False, env=surroundings)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         raise Failure(f"pip could not get {package}; its lines above say why (is there a network?)")

@@ -20,7 +20,8 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers import __version__ as transformers_version
 from transformers.masking_utils import AttentionMaskInterface
 
-from . import _rope, operators, reference
+from . import _rope, reference
+from ._forms import Gqa, Mla
 from ._pass import Part, Pass, pass_plan
 from .cache import Cache, Row
 from .settings import resolve, settings_of_layers
@@ -70,93 +71,6 @@ def _before_model(model: nn.Module, args, kwargs):
 # --- one layer ----------------------------------------------------------------------------------------------
 
 
-class _Gqa:
-    """How a GQA layer's tensors are condensed and attended; `semantic` is the value, `positional` the key."""
-
-    frequencies = None  # of the row at hand
-
-    def __init__(self, scale):
-        self.scale = scale
-
-    def condense(self, query, semantic, positional, options):
-        rep_k, rep_v, bias = operators.condense(query, positional, semantic, scale=self.scale, **options)
-        return rep_v, rep_k, bias
-
-    def attend(self, query, semantic, positional, reps, options):
-        rep_v, rep_k, bias = reps
-        return operators.attend(query, positional, semantic, rep_k, rep_v, bias, scale=self.scale, **options)
-
-    # What a cached row needs.
-    def query(self, q):
-        return q
-
-    def score_query(self, q):
-        return q
-
-    def score_key(self, semantic, positional):
-        return positional
-
-    def heads(self, semantic, positional):
-        return positional, semantic
-
-
-class _Mla:
-    """The same for MLA; a query is its part without position, then the one with it."""
-
-    frequencies = None  # of the row at hand
-
-    def __init__(self, module, scale):
-        self.module, self.scale = module, scale
-        self.w_uk = None
-
-    def _up(self, latents):
-        """Per-head keys without position and values of latents [..., d_c]."""
-        m = self.module
-        both = m.kv_b_proj(latents).unflatten(-1, (m.num_heads, m.qk_nope_head_dim + m.v_head_dim))
-        return both.split([m.qk_nope_head_dim, m.v_head_dim], -1)
-
-    def _weight(self):
-        """W_uk [H, d_n, d_c], adapters included: what kv_b_proj makes of every latent channel."""
-        m = self.module
-        if self.w_uk is None:
-            if type(m.kv_b_proj) is nn.Linear:
-                both = m.kv_b_proj.weight
-            else:
-                like = next(m.kv_b_proj.parameters())
-                both = m.kv_b_proj(torch.eye(m.kv_lora_rank, device=like.device, dtype=like.dtype)).T
-            both = both.unflatten(0, (m.num_heads, m.qk_nope_head_dim + m.v_head_dim))
-            self.w_uk = both[:, : m.qk_nope_head_dim]
-        return self.w_uk
-
-    def _split(self, q):
-        return q.split([self.module.qk_nope_head_dim, self.module.qk_rope_head_dim], -1)
-
-    def condense(self, query, semantic, positional, options):
-        nope, rope = self._split(query)
-        w_uk = self._weight().to(query.dtype)
-        return operators.mla_condense(nope, rope, semantic, positional, w_uk, scale=self.scale, **options)
-
-    def attend(self, query, semantic, positional, reps, options):
-        nope, rope = self._split(query)
-        (k_nope, v), (rep_k_nope, rep_v) = self._up(semantic), self._up(reps[0])
-        return operators.mla_attend(nope, rope, k_nope, positional, v, rep_k_nope, reps[1], rep_v, reps[2],
-                                    scale=self.scale, **options)
-
-    def query(self, q):
-        nope, rope = self._split(q)
-        return torch.cat([rope, nope], -1)
-
-    def score_query(self, q):
-        return reference.absorb(*self._split(q), self._weight().to(q.dtype))
-
-    score_key = staticmethod(reference.latent_key)
-
-    def heads(self, semantic, positional):
-        k_nope, v = self._up(semantic[:, 0])
-        rope = positional.expand(-1, k_nope.shape[1], -1)
-        return torch.cat([rope, k_nope], -1), v
-
-
 def _run(plan: Pass, layer: int, form, query: Tensor, semantic: Tensor, positional: Tensor) -> Tensor:
     """Attention of one layer: [B, n, H, d_v] of query [B, n, H, d] and entries [B, n, …]."""
     knobs = dict(plan.settings[layer])
@@ -173,11 +87,14 @@ def _run(plan: Pass, layer: int, form, query: Tensor, semantic: Tensor, position
         if knobs["positions"] == "entry":
             options["rope_frequencies"] = part.frequencies
         q, s, p = part.pack(query), part.pack(semantic), part.pack(positional)
-        reps = form.condense(q, s, p, options)
-        out = part.unpack(form.attend(q, s, p, reps, options))
-        total = out if total is None else total + out  # 0 where the documents of others lie
-        if held is not None:
+        if held is None:
+            out = form.attention(q, s, p, options)
+        else:
+            reps = form.condense(q, s, p, options)
+            out = form.attend(q, s, p, reps, options)
             rows.update(_rows(plan, part, SimpleNamespace(**knobs), q, s, p, reps))
+        out = part.unpack(out)
+        total = out if total is None else total + out  # 0 where the documents of others lie
     if held is not None:
         held.rows = [rows[row] for row in range(plan.batch)]
         held.seen = plan.tokens
@@ -229,7 +146,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, dropout=
         raise RuntimeError("attention `lca` works in a model that lca.patch has changed")
     if dropout:
         raise ValueError("lca has no attention dropout: set attention_dropout to 0")
-    form = _Gqa(scaling)
+    form = Gqa(scaling)
     out = _run(lca_pass, module.layer_idx, form, query.transpose(1, 2), value.transpose(1, 2), key.transpose(1, 2))
     return out, None
 
@@ -251,7 +168,7 @@ def _mla_forward(self, hidden_states, *, position_embeddings, lca_pass=None, **k
     latent = self.kv_a_layernorm(latent)
     rope, k_rope = _rotate(self, rope.transpose(1, 2), k_rope.unsqueeze(1), position_embeddings)
     query = torch.cat([nope, rope.transpose(1, 2)], -1)
-    form = _Mla(self, self.scaling)
+    form = Mla(self, self.scaling)
     out = _run(lca_pass, self.layer_idx, form, query, latent, k_rope.squeeze(1))
     return self.o_proj(out.reshape(batch, tokens, -1)), None
 

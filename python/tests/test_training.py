@@ -5,6 +5,7 @@ import contextlib
 import numpy
 import pytest
 import torch
+from test_torch_whole import EveryOperator
 from tiny_models import ARCHITECTURES, SMALL, VOCABULARY, tiny, tokens
 
 import lca
@@ -32,35 +33,23 @@ def apart(one, other):
 
 
 class Plain:
-    """The operators' halves by lca.reference, for batches without padding."""
+    """The operators by lca.reference."""
+
+    attention = staticmethod(reference.attention)
 
     @staticmethod
-    def _rows(function, tensors, shared, options):
-        options = {key: value for key, value in options.items() if key not in ("cu_seqlens",)}
-        rows = [function(*(x[b] for x in tensors), *shared, **options) for b in range(tensors[0].shape[0])]
-        return tuple(torch.stack(x) for x in zip(*rows))
-
-    def condense(self, *tensors, **options):
-        return self._rows(reference.condense, tensors, (), options)
-
-    def mla_condense(self, *tensors, **options):
-        return self._rows(reference.mla_condense, tensors[:4], tensors[4:], options)
-
-    def attend(self, *tensors, **options):
-        return self._rows(reference.attend, tensors, (), options)[0]
-
-    def mla_attend(self, *tensors, **options):
-        return self._rows(reference.mla_attend, tensors, (), options)[0]
+    def mla_attention(*tensors, k_nope, v, **options):
+        return reference.mla_attention(*tensors, **options)  # which makes keys and values of tokens by itself
 
 
 @contextlib.contextmanager
 def plain_operators():
-    from lca import patching
-    kernels, patching.operators = patching.operators, Plain()
+    from lca import _forms
+    kernels, _forms.operators = _forms.operators, Plain
     try:
         yield
     finally:
-        patching.operators = kernels
+        _forms.operators = kernels
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
@@ -73,6 +62,33 @@ def test_gradients_are_those_of_the_reference(name, settings):
     assert apart(ours, plain) < 2e-3
     with lca.override(model, method="dense"):
         assert apart(gradients(model, ids), plain) > 1e-2  # the comparison can fail
+
+
+def test_a_layer_that_trains_is_one_operator(name):
+    model = lca.patch(tiny(name), **SMALL)
+    with EveryOperator() as seen:
+        gradients(model, tokens(2, 60))
+    layers = model.config.num_hidden_layers
+    for operator, count in {"attention": layers, "attention_backward": layers, "condense": 0, "attend": 0}.items():
+        assert seen.names.count(f"lca::{operator}") == count
+
+
+class Adapted(torch.nn.Linear):
+    """Stands for an adapter's module: no plain Linear, so that nothing is taken from its weight."""
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+@pytest.mark.parametrize("mla", ["minicpm3", "deepseek_v2"])
+def test_gradients_through_an_adapted_projection_are_the_same(mla, settings):
+    model = lca.patch(tiny(mla), **{**SMALL, **settings})
+    ids = tokens(2, 60)
+    whole = gradients(model, ids)
+    for layer in model.model.layers:
+        layer.self_attn.kv_b_proj.__class__ = Adapted
+    with EveryOperator() as seen:
+        halves = gradients(model, ids)
+    assert "lca::condense" in seen.names and "lca::attention" not in seen.names
+    assert apart(halves, whole) < 1e-4
 
 
 def test_checkpointing_repeats_a_layer_with_the_settings_of_its_pass(name):
