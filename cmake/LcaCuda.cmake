@@ -1,6 +1,6 @@
 # The CUDA half of the library. Two kinds of sources, by name:
 #   *_sm90.cu  Hopper's own instructions (TMA, wgmma): sm_90a alone
-#   other .cu  every GPU since sm_80: machine code for sm_80 and sm_90, PTX for what comes later
+#   other .cu  every GPU since sm_80: machine code for LCA_CUDA_PORTABLE, PTX for what comes later
 
 include(CheckLanguage)
 check_language(CUDA)
@@ -21,6 +21,9 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit 12.8 REQUIRED)
 
+set(LCA_CUDA_PORTABLE "80;90" CACHE STRING
+    "GPUs with machine code of the portable kernels; the last has PTX for what comes later")
+
 set(lca_cutlass "${PROJECT_SOURCE_DIR}/.cache/cutlass/include" CACHE PATH "CuTe's headers")
 if(NOT EXISTS ${lca_cutlass}/cute/arch/mma_sm90_gmma.hpp)
   message(FATAL_ERROR "CuTe's headers are not in ${lca_cutlass}: run scripts/cutlass.py, or make cuda")
@@ -38,8 +41,12 @@ function(lca_cuda_objects target)
     if(source MATCHES "_sm90\\.cu$")
       set(targets "-gencode=arch=compute_90a,code=sm_90a")
     elseif(source MATCHES "\\.cu$")
-      set(targets
-        "-gencode=arch=compute_80,code=sm_80;-gencode=arch=compute_90,code=[sm_90,compute_90]")
+      set(targets "")
+      foreach(number IN LISTS LCA_CUDA_PORTABLE)
+        list(APPEND targets "-gencode=arch=compute_${number},code=sm_${number}")
+      endforeach()
+      list(GET LCA_CUDA_PORTABLE -1 number)
+      list(APPEND targets "-gencode=arch=compute_${number},code=compute_${number}")
     else()
       continue()
     endif()

@@ -12,8 +12,8 @@ namespace {
 
 constexpr auto kLockRetry = std::chrono::milliseconds(10);
 
-/// Cuts a loaded session back to the longest beginning of `tokens` it can stand at: all of it, or a
-/// mark where the prompt is cut too. 0: none.
+/// Cuts a loaded session back to the longest beginning of `tokens` it can stand at: all of it, or
+/// where the prompt is cut too, at a mark or in what its window still holds. 0: none.
 std::int64_t loaded_keep(Session& session, std::span<const std::int32_t> tokens,
                          std::span<const std::int64_t> cuts) {
   const auto size = std::ssize(tokens);
@@ -25,6 +25,10 @@ std::int64_t loaded_keep(Session& session, std::span<const std::int32_t> tokens,
   std::int64_t best = 0;
   for (const std::int64_t mark : session.marks()) {
     if (mark <= common && mark < size && std::ranges::binary_search(cuts, mark)) best = mark;
+  }
+  const std::int64_t floor = session.truncate_floor();
+  for (const std::int64_t cut : cuts) {
+    if (cut >= floor && cut <= common && cut < size) best = std::max(best, cut);
   }
   if (best > 0) session.truncate(best);
   return best;

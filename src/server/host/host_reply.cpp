@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "engine/engine_state.h"
+#include "engine/session_state.h"
 #include "server/host/conversation.h"
 #include "server/host/host_state.h"
 
@@ -280,6 +281,8 @@ void EngineHost::State::close(const JobPtr& job) {
 void EngineHost::State::save(const JobPtr& job) {
   try {
     const std::string& name = job->job.session;
+    // Where it can be cut back without a mark, one would only be another window on disk.
+    job->to_save->state().drop_marks_after(job->to_save->truncate_floor() - 1);
     store->save(name, *job->to_save);
     job->to_save.reset();
     Message reply{"assistant", job->reply};

@@ -48,6 +48,30 @@ TEST(HostSessions, AConversationGoesOnInAnotherServer) {
   }
 }
 
+TEST(HostSessions, WhatTheWindowHoldsIsOnDiskOnce) {
+  const ScratchFolder folder;
+  HostOptions options = with_sessions(folder);
+  for (Settings& layer : options.session.settings) layer.window = 2000;  // nothing is condensed
+  Talk talk = {{"user", long_text(300)}};
+  Talk first;
+  for (int turn = 0; turn < 4; ++turn) {
+    HostBench bench(options);
+    const auto reply = bench.run(named(talk, "s", static_cast<std::uint64_t>(turn)));
+    ASSERT_EQ(reply->status(), 200) << reply->last().error->message;
+    const auto rows = bench.host.sessions()->list();
+    const std::size_t held = bench.host.sessions()->facts("s").bytes;
+    EXPECT_LT(rows.at(0).bytes, held + (std::size_t{64} << 10)) << turn;
+    talk.emplace_back("assistant", reply->text());
+    if (turn == 0) first = talk;
+    talk.emplace_back("user", "more of it");
+  }
+  // Another end of the same conversation goes back to where it parts, without a mark.
+  first.emplace_back("user", "something else");
+  HostBench bench(options);
+  const auto reply = bench.run(named(first, "s"));
+  EXPECT_LT(reply->last().usage.prompt - reply->last().usage.cached, 45);
+}
+
 TEST(HostSessions, TwoServersTakeTurnsOnOneSession) {
   const ScratchFolder folder;
   HostBench one(with_sessions(folder));
