@@ -33,7 +33,7 @@ server::HostOptions digits_only() {
 TEST(Continue, TheReplyGoesOnWhereTheMessageEnds) {
   HostBench bench(digits_only());
   EXPECT_TRUE(bench.host.continues());
-  const Tokenizer& tokenizer = *HostBench::usual().tokenizer;
+  const Tokenizer tokenizer = *HostBench::usual().tokenizer;
   const Talk asked = {{"user", "tell me"}};
   const auto prompt = bench.host.prompt_tokens(HostBench::chat(asked));
   ASSERT_TRUE(tokenizer.decode(prompt, true).ends_with("assistant\n"));

@@ -38,7 +38,7 @@ TEST(Prefix, AReplyThatComesBackAsTextKeepsItsIds) {
   HostOptions options = HostBench::usual();
   options.hooks.adjust = [](const Job&, int, std::int64_t) {
     return [](std::span<const std::int32_t>, std::span<float> logits) {
-      const Tokenizer& tokenizer = *HostBench::usual().tokenizer;
+      const Tokenizer tokenizer = *HostBench::usual().tokenizer;
       std::vector<float> left(logits.size(), -std::numeric_limits<float>::infinity());
       for (const char* text : {"t", "h", "th", "a"}) {
         const auto id = static_cast<std::size_t>(*tokenizer.find(text));
@@ -52,7 +52,7 @@ TEST(Prefix, AReplyThatComesBackAsTextKeepsItsIds) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     std::vector<std::pair<std::string, std::string>> talk = {{"user", long_text(80, 7)}};
     const auto reply = bench.run(HostBench::chat(talk, 40, seed));
-    const Tokenizer& tokenizer = *HostBench::usual().tokenizer;
+    const Tokenizer tokenizer = *HostBench::usual().tokenizer;
     const std::int64_t again = std::ssize(tokenizer.encode(reply->text()));
     differed = differed || again != reply->last().usage.completion;
     talk.emplace_back("assistant", reply->text());

@@ -99,7 +99,7 @@ TEST(HostSessions, RepliesFromBeforeARestartKeepTheirIds) {
   // Letters of which some pairs are one token: most replies have another spelling.
   const auto letters = [](const Job&, int, std::int64_t) {
     return [](std::span<const std::int32_t>, std::span<float> logits) {
-      const Tokenizer& tokenizer = *HostBench::usual().tokenizer;
+      const Tokenizer tokenizer = *HostBench::usual().tokenizer;
       for (std::int32_t id = 0; id < std::ssize(logits); ++id) {
         const std::string_view text = tokenizer.bytes(id);
         if (text == "t" || text == "h" || text == "th" || text == "e" || text == "n") continue;
