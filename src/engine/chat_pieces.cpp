@@ -24,23 +24,6 @@ std::string_view role_name(Role role) {
   return "assistant";
 }
 
-/// Collects pieces and joins adjacent texts, because a token may span both.
-class Pieces {
- public:
-  void mark(std::string_view token) {
-    if (!token.empty()) list_.push_back({std::string(token), true});
-  }
-  void text(std::string_view text) {
-    if (text.empty()) return;
-    if (list_.empty() || list_.back().mark) list_.push_back({});
-    list_.back().text += text;
-  }
-  std::vector<ChatPiece> take() { return std::move(list_); }
-
- private:
-  std::vector<ChatPiece> list_;
-};
-
 /// Whitespace as Python's str.strip sees it, which is what templates trim with.
 constexpr std::array<std::string_view, 29> kSpaces = {
     "\t",           "\n",           "\v",           "\f",           "\r",
@@ -58,7 +41,7 @@ std::string_view without_thinking(const ChatStyle& style, std::string_view reply
 // --- one writer per format
 // ------------------------------------------------------------------------
 
-void chatml_turn(Pieces& out, std::string_view role, std::string_view text) {
+void chatml_turn(ChatPieces& out, std::string_view role, std::string_view text) {
   out.mark("<|im_start|>");
   out.text(role);
   out.text("\n");
@@ -67,7 +50,7 @@ void chatml_turn(Pieces& out, std::string_view role, std::string_view text) {
   out.text("\n");
 }
 
-void chatml_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
+void chatml_write(ChatPieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
   if (!style.default_system.empty() && messages.front().role != Role::system) {
     chatml_turn(out, "system", style.default_system);
   }
@@ -76,12 +59,12 @@ void chatml_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessa
   }
 }
 
-void chatml_answer(Pieces& out) {
+void chatml_answer(ChatPieces& out) {
   out.mark("<|im_start|>");
   out.text("assistant\n");
 }
 
-void llama3_turn(Pieces& out, std::string_view role, std::string_view first,
+void llama3_turn(ChatPieces& out, std::string_view role, std::string_view first,
                  std::string_view text) {
   out.mark("<|start_header_id|>");
   out.text(role);
@@ -92,7 +75,7 @@ void llama3_turn(Pieces& out, std::string_view role, std::string_view first,
   out.mark("<|eot_id|>");
 }
 
-void llama3_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
+void llama3_write(ChatPieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
   if (!style.preamble.empty()) {
     const bool given = messages.front().role == Role::system;
     llama3_turn(out, "system", style.preamble, given ? messages.front().text : std::string_view());
@@ -103,14 +86,14 @@ void llama3_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessa
   }
 }
 
-void llama3_answer(Pieces& out) {
+void llama3_answer(ChatPieces& out) {
   out.mark("<|start_header_id|>");
   out.text("assistant");
   out.mark("<|end_header_id|>");
   out.text("\n\n");
 }
 
-void llama2_user(Pieces& out, const ChatStyle& style, std::optional<std::string_view> system,
+void llama2_user(ChatPieces& out, const ChatStyle& style, std::optional<std::string_view> system,
                  std::string_view user) {
   // The template trims the system message and the question as one text.
   std::string text;
@@ -122,7 +105,7 @@ void llama2_user(Pieces& out, const ChatStyle& style, std::optional<std::string_
   out.text(" [/INST]");
 }
 
-void llama2_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
+void llama2_write(ChatPieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
   std::optional<std::string_view> system;
   for (const ChatMessage& message : messages) {
     switch (message.role) {
@@ -142,13 +125,14 @@ void llama2_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessa
   }
 }
 
-void deepseek_user(Pieces& out, std::string_view text) {
+void deepseek_user(ChatPieces& out, std::string_view text) {
   out.text("User: ");
   out.text(text);
   out.text("\n\n");
 }
 
-void deepseek_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
+void deepseek_write(ChatPieces& out, const ChatStyle& style,
+                    std::span<const ChatMessage> messages) {
   for (const ChatMessage& message : messages) {
     switch (message.role) {
       case Role::system:
@@ -167,12 +151,12 @@ void deepseek_write(Pieces& out, const ChatStyle& style, std::span<const ChatMes
   }
 }
 
-void r1_user(Pieces& out, std::string_view text) {
+void r1_user(ChatPieces& out, std::string_view text) {
   out.mark("<｜User｜>");
   out.text(text);
 }
 
-void r1_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
+void r1_write(ChatPieces& out, const ChatStyle& style, std::span<const ChatMessage> messages) {
   // The system message is written first, wherever it occurs; of several, the last one is used.
   std::string_view system;
   for (const ChatMessage& message : messages) {
@@ -188,7 +172,7 @@ void r1_write(Pieces& out, const ChatStyle& style, std::span<const ChatMessage> 
   }
 }
 
-void r1_answer(Pieces& out, const ChatStyle& style) {
+void r1_answer(ChatPieces& out, const ChatStyle& style) {
   out.mark("<｜Assistant｜>");
   if (!style.thinks) return;
   out.mark(kThinkBegin);
@@ -196,14 +180,14 @@ void r1_answer(Pieces& out, const ChatStyle& style) {
 }
 
 /// A base model continues the text, so a reply follows it without a separator.
-void plain_write(Pieces& out, std::span<const ChatMessage> messages) {
+void plain_write(ChatPieces& out, std::span<const ChatMessage> messages) {
   for (std::size_t i = 0; i < messages.size(); ++i) {
     if (i > 0 && messages[i].role != Role::assistant) out.text("\n\n");
     out.text(messages[i].text);
   }
 }
 
-void answer(Pieces& out, const ChatStyle& style) {
+void answer(ChatPieces& out, const ChatStyle& style) {
   switch (style.format) {
     case ChatFormat::chatml:
     case ChatFormat::minicpm:
@@ -244,7 +228,7 @@ std::string_view chat_trim(std::string_view text) {
 }
 
 std::vector<ChatPiece> chat_pieces(const ChatStyle& style, std::span<const ChatMessage> messages) {
-  Pieces out;
+  ChatPieces out;
   if (messages.empty()) return {};
   if (style.format != ChatFormat::llama2) out.mark(style.begin);
   switch (style.format) {
@@ -286,7 +270,7 @@ void chat_open(const ChatStyle& style, std::vector<ChatPiece>& pieces, std::stri
 }
 
 std::vector<ChatPiece> chat_next_pieces(const ChatStyle& style, std::string_view user) {
-  Pieces out;
+  ChatPieces out;
   switch (style.format) {
     case ChatFormat::chatml:
     case ChatFormat::minicpm:

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lca {
@@ -15,6 +16,23 @@ namespace lca {
 struct ChatPiece {
   std::string text;
   bool mark = false;  ///< a special token, as its text
+};
+
+/// Collects pieces and joins adjacent texts, because a token may span both.
+class ChatPieces {
+ public:
+  void mark(std::string_view token) {
+    if (!token.empty()) list_.push_back({std::string(token), true});
+  }
+  void text(std::string_view text) {
+    if (text.empty()) return;
+    if (list_.empty() || list_.back().mark) list_.push_back({});
+    list_.back().text += text;
+  }
+  std::vector<ChatPiece> take() { return std::move(list_); }
+
+ private:
+  std::vector<ChatPiece> list_;
 };
 
 /// What may differ between two checkpoints of one format.

@@ -11,17 +11,8 @@
 namespace lca::server {
 namespace {
 
-/// Collects pieces and joins adjacent texts, because a token may span both.
-class ToolPieces {
+class ToolPieces : public ChatPieces {
  public:
-  void mark(std::string_view token) {
-    if (!token.empty()) list_.push_back({std::string(token), true});
-  }
-  void text(std::string_view text) {
-    if (text.empty()) return;
-    if (list_.empty() || list_.back().mark) list_.push_back({});
-    list_.back().text += text;
-  }
   /// A fixed text in which Qwen's tags are tokens where the tokenizer has them.
   void fixed(std::string_view text_given) {
     constexpr std::array kTags = {qwen25::kCall, qwen25::kCallEnd, qwen25::kResult,
@@ -41,10 +32,6 @@ class ToolPieces {
     }
     text(text_given.substr(from));
   }
-  std::vector<ChatPiece> take() { return std::move(list_); }
-
- private:
-  std::vector<ChatPiece> list_;
 };
 
 /// Templates write names without quoting them.
