@@ -31,8 +31,11 @@ endif()
 if(lca_sanitize)
   add_compile_options(-fsanitize=${lca_sanitize} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${lca_sanitize})
-  add_compile_definitions(_GLIBCXX_ASSERTIONS)
+  add_compile_definitions(_GLIBCXX_ASSERTIONS LCA_SANITIZED)
+  # For code that parses flags and prints tables: nothing in it is hot, and its arithmetic is the library's.
+  set(lca_glue_options -O0)
   if(lca_sanitize MATCHES "undefined")
+    list(APPEND lca_glue_options -fno-sanitize=undefined)
     # The address sanitizer reports these too, as accesses to address 0, beyond an object or to a
     # freed one; checked twice at every pointer they are a quarter of the build's time.
     add_compile_options(-fno-sanitize=null,vptr,object-size)

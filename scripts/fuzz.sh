@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fuzzes one target for FUZZ_SECONDS (10), starting from a copy of its corpus.
+# Fuzzes one target for FUZZ_SECONDS (6), starting from a copy of its corpus.
 #
 #   scripts/fuzz.sh TARGET CORPUS WORK_DIR
 set -euo pipefail
 target=$1 corpus=$2 work=$3
-seconds=${FUZZ_SECONDS:-10}
+seconds=${FUZZ_SECONDS:-6}
 
 mkdir -p "$work/corpus" "$work/crashes"
 [ ! -d "$corpus" ] || cp -r "$corpus/." "$work/corpus/"

@@ -7,7 +7,7 @@ release   every test, and the checks that are scripts
 cuda      the CUDA kernels: they must build; their tests need a GPU and skip without one
 asan      every test under the address and undefined-behaviour sanitizers
 tsan      the suites named Threads* under the thread sanitizer
-fuzz      every fuzz target for FUZZ_SECONDS (10) from its committed corpus
+fuzz      every fuzz target for FUZZ_SECONDS (6) from its committed corpus
 python    the Python package, in an environment that is made once (scripts/python.py)
 serve     a running server under others' clients and load, in short forms (tests/server/live; make soak: in full)
 goldens   the golden files, made again, where `make goldens` has made an environment for it
