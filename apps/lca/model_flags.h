@@ -78,6 +78,8 @@ class ModelFlags {
   void check() const;
 
   std::filesystem::path path() const { return model_.path(); }
+  /// The shape that `--random` names, empty without it.
+  const std::string& random() const { return random_.text; }
   /// MODEL as it was given.
   const std::string& text() const { return model_.text(); }
   int threads() const { return common_.threads(); }

@@ -32,6 +32,7 @@ constexpr const char* kServeExamples =
     "  lca serve smollm2\n"
     "  lca serve smollm2 --sessions talks --compare\n"
     "  lca serve model.gguf --host 0.0.0.0 --api-key-file key.txt --allow-host llm.example.org\n"
+    "  lca serve --random deepseek-v2-lite --device cuda    # prompts of token ids; to measure with\n"
     "  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", "
     "\"content\": \"Hello\"}]}'";
 
@@ -77,7 +78,7 @@ void flags_add(CLI::App& app, ServeFlags& flags) {
   flags.log.add(app, "--log", "FILE", "where requests are logged (default: standard error)");
   app.add_flag("--log-prompts", flags.log_prompts, "log bodies of requests too");
   flags.drain.add(app, "--drain", "SECONDS", "how long a stop waits for running requests", "30");
-  flags.model.add(app, "auto");
+  flags.model.add_for_measuring(app);
 }
 
 std::int64_t optional_count(const TextFlag& flag, const char* name, std::int64_t minimum) {
@@ -144,6 +145,7 @@ std::shared_ptr<spdlog::logger> logger_make(const ServeFlags& flags) {
 /// The model's name in replies: its own, or the last part of its path.
 std::string served_name(const ServeFlags& flags) {
   if (flags.name.given()) return flags.name.text;
+  if (!flags.model.random().empty()) return flags.model.random();
   const std::string& text = flags.model.text();
   if (text.find('/') == std::string::npos && !text.ends_with(".gguf")) return text;
   std::filesystem::path path = flags.model.path();
@@ -181,7 +183,7 @@ void run(const ServeFlags& flags) {
   flags.model.check();
   host_options(flags);
   server::ServerOptions options = server_options(flags);
-  flags.model.path();
+  if (flags.model.random().empty()) flags.model.path();
   const std::shared_ptr<spdlog::logger> logger = logger_make(flags);
   server::ServiceOptions wanted;
   wanted.strict_model = flags.strict;

@@ -16,6 +16,7 @@ from lca.data import (
     PackOptions,
     RowOptions,
     Source,
+    join,
     mix,
     overlap,
     pack,
@@ -24,6 +25,7 @@ from lca.data import (
     words,
 )
 from lca.data.__main__ import main
+from lca.data.mixing import Mixer
 from lca.data.ngrams import ngram_hashes, word_hashes
 from lca.data.tokenizers import BytesTokenizer, chat_encode, chat_form, fingerprint
 
@@ -149,6 +151,28 @@ def test_mixed_rows_use_every_text_once_and_leave_conversations_out_of_tasks(pac
         data.batches(1, 1000)
     with pytest.raises(ValueError, match="has tasks already"):
         mix(tmp_path / "out", tmp_path / "again", options())
+
+
+def test_tasks_use_all_text_alike_where_most_of_it_is_conversations(tmp_path):
+    draw = random.Random(7)
+    (tmp_path / "books").mkdir()
+    for number in range(6):
+        (tmp_path / "books" / f"{number}.txt").write_text(prose(draw, 60))
+    with open(tmp_path / "chat.jsonl", "w") as file:
+        for _ in range(400):
+            file.write(json.dumps({"messages": [{"role": "user", "content": prose(draw, 2)},
+                                                {"role": "assistant", "content": prose(draw, 3)}]}) + "\n")
+    sources = [Source("books", str(tmp_path / "books")), Source("chat", str(tmp_path / "chat.jsonl"), "messages")]
+    for source in sources:
+        pack([source], tmp_path / f"packed-{source.label}", TOKENIZER, PackOptions(keep=1.0, tokens="all"))
+    join([tmp_path / "packed-books", tmp_path / "packed-chat"], tmp_path / "packed")
+    text = Packed(tmp_path / "packed")
+    mixer = Mixer(text, TOKENIZER, options(length=512, task_share=1.0))
+    first, last, before = mixer._plain
+    assert text.tokens > 5 * int((last - first).sum()) and (before[1:] == numpy.cumsum(last - first)[:-1]).all()
+    rows = [mixer._running(start) for start in range(0, text.tokens, 512)]
+    assert len({row.tobytes() for row in rows}) > 0.9 * len(rows)  # each begins at a place of its own
+    assert all(len(row) == 512 and (row < 256).all() for row in rows)  # nothing of a chat format
 
 
 class Killed(BaseException):

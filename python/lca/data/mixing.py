@@ -20,9 +20,6 @@ from lca.data.reader import Packed
 from lca.data.rows import Row, RowMaker, RowOptions
 from lca.data.tokenizers import Tokenizer, chat_form, fingerprint, tokenizer_open
 
-_SLICES = 64  # rows of text read at most for one row, …
-_TOKENS = 1 << 20  # … or tokens, if that is more: conversations may stand together
-
 
 @dataclasses.dataclass(frozen=True)
 class MixOptions:
@@ -59,6 +56,7 @@ class Mixer:
         self._line = tokenizer.encode(["\n\n"])[0]
         chat = text.manifest.get("chat_sources", [])
         self._chat = [number for number, label in enumerate(text.sources) if label in chat]
+        self._plain = self._runs_without_chat()
         self._order: tuple[int, numpy.ndarray] | None = None
 
     def has_task(self, number: int) -> bool:
@@ -83,26 +81,39 @@ class Mixer:
         draw = random.Random(f"{self._options.seed} {number}")
         return self._maker.row(draw, self._running(self._place(number) * self._length))
 
+    def _runs_without_chat(self) -> numpy.ndarray:
+        """First and last token (exclusive) of each run of documents, and the tokens in all runs before it."""
+        records = self._text.records()
+        bounds = numpy.append(records["start"], self._text.tokens)
+        plain = numpy.concatenate([[False], ~numpy.isin(records["source"], self._chat), [False]])
+        edges = numpy.flatnonzero(plain[1:] != plain[:-1])
+        first, last = bounds[edges[::2]], bounds[edges[1::2]]
+        return numpy.stack([first, last, numpy.cumsum(last - first) - (last - first)])
+
     def _running(self, start: int) -> numpy.ndarray:
-        """A row's length of text from `start` on: documents joined by empty lines, conversations left out."""
+        """A row's length of text: documents joined by empty lines. Where `start` lies among all tokens, the text
+        lies among those that are no conversation's, so that all of it is used as often."""
+        first, last, before = self._plain
+        total = int((last - first).sum())
+        offset = start * total // self._text.tokens
         found: list[numpy.ndarray] = []
-        count = 0
-        for _ in range(max(_SLICES, _TOKENS // self._length)):
-            end = min(start + self._length, self._text.tokens)
-            ids, _, records = self._text.slice(start, end)
+        count = taken = 0
+        while taken < 2 * total:
+            run = int(numpy.searchsorted(before, offset, "right")) - 1
+            at = int(first[run]) + offset - int(before[run])
+            ids, _, records = self._text.slice(at, min(at + self._length, int(last[run])))
             bounds = [*records["start"].tolist(), len(ids)]
             for a, b, record in zip(bounds, bounds[1:], records):
-                if record["source"] in self._chat:
-                    continue
                 piece = ids[a + (self._begin if record["skip"] == 0 else 0):b]
                 if self._end and piece[-len(self._end):].tolist() == self._end:
                     piece = piece[:-len(self._end)]
                 if len(piece):
                     found += [piece] if not found or record["skip"] else [self._line, piece]
-                    count = sum(map(len, found))
+            count = sum(map(len, found))
             if count >= self._length:
                 return numpy.concatenate(found)[:self._length]
-            start = end if end < self._text.tokens else 0
+            taken += len(ids)
+            offset = (offset + len(ids)) % total
         raise ValueError(f"{self._text.path} has too little text besides conversations for rows of {self._length}")
 
 

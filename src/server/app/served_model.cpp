@@ -4,6 +4,7 @@
 #include "models/model_state.h"
 #include "server/api/request_json.h"
 #include "server/app/constraint.h"
+#include "server/app/number_tokenizer.h"
 #include "server/tools/tool_grammar.h"
 #include "server/tools/tool_reader.h"
 #include "server/tools/tool_rule.h"
@@ -34,13 +35,25 @@ Grammar job_grammar(const Job& job, ToolFormat format) {
   }
 }
 
+bool weights_are_random(const Model& model) { return model.info().format == "random"; }
+
+/// Sets `options.tokenizer` where the model has none.
+Tokenizer tokenizer_of(const Model& model, HostOptions& options) {
+  if (!options.tokenizer && weights_are_random(model)) {
+    options.tokenizer = number_tokenizer(model.info().vocabulary);
+  }
+  return options.tokenizer ? *options.tokenizer : model.tokenizer();
+}
+
 }  // namespace
+
+bool ServedModel::reads_text() const { return !weights_are_random(*model_); }
 
 ServedModel::ServedModel(std::string name, std::shared_ptr<const Model> model, int threads,
                          HostOptions options)
     : name_(std::move(name)),
       model_(std::move(model)),
-      tokenizer_(options.tokenizer ? *options.tokenizer : model_->tokenizer()),
+      tokenizer_(tokenizer_of(*model_, options)),
       settings_(settings_per_layer(*model_, options.session)),
       context_(threads) {
   try {
@@ -68,6 +81,17 @@ const TokenMask& ServedModel::mask() const {
 
 void ServedModel::prepare(Job& job) const {
   const auto* messages = std::get_if<std::vector<Message>>(&job.prompt);
+  if (!reads_text()) {
+    if (!std::holds_alternative<std::vector<std::int32_t>>(job.prompt)) {
+      refuse(messages == nullptr ? "prompt" : "messages",
+             "model {} has random weights and no tokenizer; send a prompt of token ids to "
+             "/v1/completions",
+             name_);
+    }
+    if (job.rule.kind != OutputRule::Kind::free) {
+      refuse("response_format", "model {} has random weights: it writes numbers, no JSON", name_);
+    }
+  }
   const bool speaks = messages != nullptr && std::ranges::any_of(*messages, message_has_tools);
   if ((!job.tools.empty() || speaks) && tool_format() == ToolFormat::none) {
     refuse("tools",

@@ -28,6 +28,8 @@ class ServedModel {
   const Tokenizer& tokenizer() const { return tokenizer_; }
   /// In force, one per layer.
   const std::vector<Settings>& settings() const { return settings_; }
+  /// False for random weights, which have no tokenizer: prompts must be token ids.
+  bool reads_text() const;
   EngineHost& host() { return *host_; }
   ToolFormat tool_format() const { return tools_ ? tools_->format() : ToolFormat::none; }
 

@@ -118,6 +118,9 @@ std::string Service::State::body_count(const HttpRequest& request) {
 
 std::string Service::State::body_tokenize(const HttpRequest& request) {
   const TokenizeRequest asked = parse_tokenize(json_parse_body(request.body));
+  if (!model->reads_text()) {
+    refuse("content", "model {} has random weights and no tokenizer", model->name());
+  }
   const Tokenizer& tokenizer = model->tokenizer();
   return tokenize_body(
       asked, token_texts(tokenizer, tokenizer.encode(asked.content,
