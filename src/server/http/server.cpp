@@ -239,9 +239,7 @@ Server::Server(ServerOptions options, Handler handler)
     impl_->signals_wait();
   }
   Impl* impl = impl_.get();
-  impl->core->on_empty = [impl] {
-    asio::post(impl->control, [impl] { impl->drain_check(); });
-  };
+  impl->core->on_empty = [impl] { asio::post(impl->control, [impl] { impl->drain_check(); }); };
   asio::co_spawn(impl->control, impl->accept(), asio::detached);
 }
 
