@@ -2,6 +2,7 @@
 /// What passes between the parts of the server: HTTP requests, jobs for the engine, their events.
 /// The parts know these types and not each other.
 
+#include <lca/error.h>
 #include <lca/generate.h>
 #include <lca/session.h>
 
@@ -42,6 +43,9 @@ struct ApiError {
   int retry_after = 0;  ///< seconds, of a 429 or 503; 0: no header
   std::string allow;    ///< methods, of a 405
 };
+
+/// What an error of the library is to a client.
+ApiError error_of(const Error& error);
 
 class ApiException : public std::runtime_error {
  public:

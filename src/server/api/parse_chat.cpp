@@ -115,14 +115,6 @@ void parse_chat_continue(const Fields& body, Job& job) {
   }
 }
 
-void parse_stream(const Fields& body, std::string_view object, ApiRequest& request) {
-  request.stream = body.flag("stream").value_or(false);
-  if (const auto options = body.object("stream_options")) {
-    fields_check(object, *options);
-    request.include_usage = options->flag("include_usage").value_or(false) && request.stream;
-  }
-}
-
 /// prompt: a text, a list of texts, a list of ids, a list of lists of ids.
 std::vector<Job> parse_prompts(const Fields& body) {
   const Json& prompt = body.need("prompt");
@@ -167,12 +159,7 @@ std::vector<Job> parse_prompts(const Fields& body) {
 
 ApiRequest parse_chat(const Json& body, std::string_view routing_key) {
   const Fields fields(body, "");
-  fields_check("chat", fields);
-  ApiRequest request;
-  request.protocol = Protocol::chat;
-  request.model = fields.text("model").value_or("");
-  parse_stream(fields, "chat.stream_options", request);
-
+  ApiRequest request = request_begin(fields, Protocol::chat, "chat");
   Job job;
   fields.need("messages");
   const Json& list = *fields.list("messages");
@@ -208,11 +195,7 @@ ApiRequest parse_chat(const Json& body, std::string_view routing_key) {
 
 ApiRequest parse_completions(const Json& body, std::string_view routing_key) {
   const Fields fields(body, "");
-  fields_check("completions", fields);
-  ApiRequest request;
-  request.protocol = Protocol::completions;
-  request.model = fields.text("model").value_or("");
-  parse_stream(fields, "completions.stream_options", request);
+  ApiRequest request = request_begin(fields, Protocol::completions, "completions");
   request.jobs = parse_prompts(fields);
 
   Job common;

@@ -31,6 +31,20 @@ void model_check(std::string_view asked, std::string_view served) {
   throw ApiException(std::move(error));
 }
 
+ApiRequest request_begin(const Fields& body, Protocol protocol, std::string_view object) {
+  fields_check(object, body);
+  ApiRequest request;
+  request.protocol = protocol;
+  request.model = body.text("model").value_or("");
+  request.stream = body.flag("stream").value_or(false);
+  if (protocol == Protocol::messages) return request;  // nobody defines stream_options there
+  if (const auto options = body.object("stream_options")) {
+    fields_check(fmt::format("{}.stream_options", object), *options);
+    request.include_usage = options->flag("include_usage").value_or(false) && request.stream;
+  }
+  return request;
+}
+
 void parse_sampling(const Fields& body, double most_temperature, Job& job) {
   lca::Sampling& sampling = job.generate.sampling;
   sampling.temperature = body.number("temperature", 0, most_temperature).value_or(1);

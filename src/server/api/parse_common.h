@@ -19,6 +19,8 @@ inline constexpr std::int64_t kMostTopLogprobs = 20;
 inline constexpr std::size_t kMostStops = 64;
 inline constexpr std::size_t kMostStopBytes = 1024;
 
+/// What all requests for text begin with: fields that are refused, the model, streaming.
+ApiRequest request_begin(const Fields& body, Protocol protocol, std::string_view object);
 /// temperature, top_p, top_k, min_p, repetition_penalty, seed, ignore_eos.
 void parse_sampling(const Fields& body, double most_temperature, Job& job);
 /// A string or a list of strings; empty ones are refused.

@@ -135,12 +135,7 @@ void parse_messages_format(const Fields& body, Job& job) {
 
 ApiRequest parse_messages(const Json& body, std::string_view routing_key) {
   const Fields fields(body, "");
-  fields_check("messages", fields);
-  ApiRequest request;
-  request.protocol = Protocol::messages;
-  request.model = fields.text("model").value_or("");
-  request.stream = fields.flag("stream").value_or(false);
-
+  ApiRequest request = request_begin(fields, Protocol::messages, "messages");
   Job job;
   job.prompt = parse_messages_prompt(fields);
   parse_sampling(fields, 1, job);

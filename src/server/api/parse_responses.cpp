@@ -145,13 +145,7 @@ Json value_or_null(const Fields& body, std::string_view name) {
 
 ApiRequest parse_responses(const Json& body, std::string_view routing_key) {
   const Fields fields(body, "");
-  fields_check("responses", fields);
-  ApiRequest request;
-  request.protocol = Protocol::responses;
-  request.model = fields.text("model").value_or("");
-  request.stream = fields.flag("stream").value_or(false);
-  fields.object("stream_options");
-
+  ApiRequest request = request_begin(fields, Protocol::responses, "responses");
   Job job;
   job.prompt = parse_responses_input(fields);
   parse_sampling(fields, 2, job);

@@ -169,32 +169,6 @@ std::string error_body(Dialect dialect, const ApiError& error) {
       {{"error", {{"message", error.message}, {"type", type}, {"param", param}, {"code", code}}}});
 }
 
-ApiError error_of(const lca::Error& error) {
-  ApiError answer;
-  answer.message = error.what();
-  switch (error.kind()) {
-    case ErrorKind::bad_input:
-    case ErrorKind::incompatible:
-      answer.status = 400;
-      break;
-    case ErrorKind::not_found:
-      answer.status = 404;
-      break;
-    case ErrorKind::busy:
-      answer.status = 409;
-      break;
-    case ErrorKind::out_of_memory:
-    case ErrorKind::cancelled:
-      answer.status = 503;
-      break;
-    case ErrorKind::io:
-    case ErrorKind::internal:
-      answer.status = 500;
-      break;
-  }
-  return answer;
-}
-
 std::string model_body(Dialect dialect, const ModelEntry& model) {
   return json_text(model_entry(dialect, model));
 }

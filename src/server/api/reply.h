@@ -5,8 +5,6 @@
 #include "server/api/request.h"
 #include "server/types.h"
 
-#include <lca/error.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -96,8 +94,6 @@ std::unique_ptr<Reply> reply_messages(const ApiRequest& request, ReplyInfo info)
 std::string error_body(Dialect dialect, const ApiError& error);
 /// The type of an error in a dialect.
 std::string error_type(Dialect dialect, const ApiError& error);
-/// An error of the library as an answer of the server.
-ApiError error_of(const lca::Error& error);
 
 /// GET /v1/models, in OpenAI's or Anthropic's form, and GET /v1/models/{id}.
 struct ModelEntry {

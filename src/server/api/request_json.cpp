@@ -67,6 +67,7 @@ const char* json_kind(const Json& value) {
 }  // namespace
 
 Json json_parse_body(std::string_view body) {
+  if (body.empty()) refuse("", "the body is not JSON: it is empty");
   BodyWatch watch;
   const auto see = [&watch](int depth, Json::parse_event_t event, Json& value) {
     return watch.see(depth, event, value);

@@ -1,5 +1,7 @@
 #include "server/app/served_model.h"
 
+#include "core/error.h"
+#include "core/text.h"
 #include "engine/session_state.h"
 #include "models/model_state.h"
 #include "server/api/request_json.h"
@@ -56,6 +58,11 @@ ServedModel::ServedModel(std::string name, std::shared_ptr<const Model> model, i
       tokenizer_(tokenizer_of(*model_, options)),
       settings_(settings_per_layer(*model_, options.session)),
       context_(threads) {
+  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  if (name_.empty() || std::ranges::any_of(name_, is_control)) {
+    fail_input("\"{}\" is no name of a model: it takes text without control characters",
+               text_printable(name_));
+  }
   try {
     const ChatFormat format = options.chat ? options.chat->format() : model_->chat().format();
     tools_.emplace(tokenizer_, format, model_->state().checkpoint.chat_template());

@@ -62,30 +62,6 @@ HostOptions options_complete(const Model& model, HostOptions options) {
 
 }  // namespace
 
-ApiError api_error(const Error& error) {
-  ApiError made;
-  made.message = error.what();
-  switch (error.kind()) {
-    case ErrorKind::bad_input:
-    case ErrorKind::out_of_memory:  // it would not fit even alone
-      made.status = 400;
-      break;
-    case ErrorKind::not_found:
-      made.status = 404;
-      break;
-    case ErrorKind::incompatible:
-    case ErrorKind::busy:
-      made.status = 409;
-      break;
-    case ErrorKind::cancelled:
-    case ErrorKind::io:
-    case ErrorKind::internal:
-      made.status = 500;
-      break;
-  }
-  return made;
-}
-
 EngineHost::State::State(std::shared_ptr<const Model> the_model, Context& the_context,
                          HostOptions wanted)
     : model(std::move(the_model)),

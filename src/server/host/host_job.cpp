@@ -36,9 +36,21 @@ std::int64_t loaded_keep(Session& session, std::span<const std::int32_t> tokens,
 
 }  // namespace
 
+void EngineHost::State::attempt(const JobPtr& job, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const ApiException& error) {
+    fail(job, error.error());
+  } catch (const Error& error) {
+    fail(job, error_of(error));
+  } catch (const std::exception& error) {
+    fail(job, refusal(500, error.what()));
+  }
+}
+
 /// On a worker: tokens, context, session.
 void EngineHost::State::prepare(const JobPtr& job) {
-  try {
+  attempt(job, [&] {
     if (job->is_cancelled()) {
       end_cancelled(job);
       return;
@@ -64,18 +76,12 @@ void EngineHost::State::prepare(const JobPtr& job) {
     } else {
       post([this, job] { start(job); });
     }
-  } catch (const ApiException& error) {
-    fail(job, error.error());
-  } catch (const Error& error) {
-    fail(job, api_error(error));
-  } catch (const std::exception& error) {
-    fail(job, refusal(500, error.what()));
-  }
+  });
 }
 
 /// On a worker: tries again and again, without keeping the worker.
 void EngineHost::State::lock_session(const JobPtr& job) {
-  try {
+  attempt(job, [&] {
     if (job->is_cancelled()) {
       end_cancelled(job);
       return;
@@ -102,11 +108,7 @@ void EngineHost::State::lock_session(const JobPtr& job) {
     }
     if (model->info().device == "cpu") load_session(*job);
     post([this, job] { start(job); });
-  } catch (const Error& error) {
-    fail(job, api_error(error));
-  } catch (const std::exception& error) {
-    fail(job, refusal(500, error.what()));
-  }
+  });
 }
 
 void EngineHost::State::load_session(HostJob& job) {
@@ -122,20 +124,16 @@ void EngineHost::State::load_session(HostJob& job) {
 void EngineHost::State::load_again(const JobPtr& job) {
   job->tried = job->loads = true;
   workers->post([this, job] {
-    try {
+    attempt(job, [&] {
       if (model->info().device == "cpu") load_session(*job);
       post([this, job] { start(job); });
-    } catch (const Error& error) {
-      fail(job, api_error(error));
-    } catch (const std::exception& error) {
-      fail(job, refusal(500, error.what()));
-    }
+    });
   });
 }
 
 /// On the engine's thread.
 void EngineHost::State::start(const JobPtr& job) {
-  try {
+  attempt(job, [&] {
     if (job->is_cancelled()) {
       end_cancelled(job);
       return;
@@ -166,6 +164,9 @@ void EngineHost::State::start(const JobPtr& job) {
         return;
       }
     }
+    // Who asks about the same beginning again may come after a restart.
+    const bool branches = session && std::ranges::binary_search(job->marks, session->length());
+    if (job->saved && branches) session->mark();
     if (!wish.session.empty()) {
       live.begin(wish.session, job->id, job->tokens,
                  session ? session_view(*session) : CacheView());
@@ -185,13 +186,7 @@ void EngineHost::State::start(const JobPtr& job) {
     if (reads_each) {
       for (int choice = 1; choice < wish.n; ++choice) request(job, choice, std::nullopt, {});
     }
-  } catch (const ApiException& error) {
-    fail(job, error.error());
-  } catch (const Error& error) {
-    fail(job, api_error(error));
-  } catch (const std::exception& error) {
-    fail(job, refusal(500, error.what()));
-  }
+  });
 }
 
 /// The session that has read most of the prompt, from the file or from the prefix cache.
@@ -240,7 +235,14 @@ void EngineHost::State::request(const JobPtr& job, int choice, std::optional<Ses
   };
   RequestCallbacks calls = callbacks(job, choice);
   const std::lock_guard guard(job->mutex);
-  const RequestId id = engine.submit(std::move(made), std::move(calls));
+  RequestId id = 0;
+  try {
+    id = engine.submit(std::move(made), std::move(calls));
+  } catch (const Error& error) {
+    // It would not fit even alone: asking again later is no use.
+    if (error.kind() == ErrorKind::out_of_memory) fail_input("{}", error.what());
+    throw;
+  }
   job->requests.push_back(id);
   if (choice == 0) job->first = id;
   if (job->cancelled) engine.cancel(id);

@@ -71,10 +71,7 @@ RequestCallbacks EngineHost::State::callbacks(const JobPtr& job, int choice) {
     finished(job, choice, std::move(result));
   };
   calls.failed = [this, job](const Error& error, const RequestResult&) {
-    ApiError made = api_error(error);
-    // It fitted when it came: it is the machine that ran short.
-    if (error.kind() == ErrorKind::out_of_memory) made.status = 503;
-    fail(job, std::move(made));
+    fail(job, error_of(error));
   };
   return calls;
 }
@@ -279,7 +276,7 @@ void EngineHost::State::close(const JobPtr& job) {
 
 /// The session is on disk before the reply's last event.
 void EngineHost::State::save(const JobPtr& job) {
-  try {
+  attempt(job, [&] {
     const std::string& name = job->job.session;
     // Where it can be cut back without a mark, one would only be another window on disk.
     job->to_save->state().drop_marks_after(job->to_save->truncate_floor() - 1);
@@ -291,11 +288,7 @@ void EngineHost::State::save(const JobPtr& job) {
     job->file = store->stamp(name);
     job->lock.reset();
     end(*job, std::move(job->held), &HostCounts::finished);
-  } catch (const Error& error) {
-    fail(job, api_error(error));
-  } catch (const std::exception& error) {
-    fail(job, refusal(500, error.what()));
-  }
+  });
 }
 
 void EngineHost::State::end(HostJob& job, std::vector<JobEvent> last,

@@ -116,6 +116,8 @@ struct EngineHost::State {
   std::optional<CacheLook> cache_look(std::string_view name, std::int64_t first, std::int64_t last);
 
   // host_job.cpp
+  /// Works on a job; what is thrown ends it.
+  void attempt(const JobPtr& job, const std::function<void()>& work);
   void prepare(const JobPtr& job);
   void lock_session(const JobPtr& job);
   void load_session(HostJob& job);
@@ -147,8 +149,5 @@ inline ApiError refusal(int status, std::string message, std::string param = {},
                         int retry_after = 0) {
   return {status, {}, std::move(message), std::move(param), retry_after, {}};
 }
-
-/// What an error of the library is to a client.
-ApiError api_error(const Error& error);
 
 }  // namespace lca::server

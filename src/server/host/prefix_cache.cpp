@@ -21,11 +21,34 @@ std::span<const std::int32_t> beginning(std::span<const std::int32_t> tokens, st
   return tokens.first(static_cast<std::size_t>(length));
 }
 
+/// What a kept beginning needs of a session. It is found at its end alone; marks serve the
+/// session's file, each for another window. A reply's keeps the last one that it cannot be cut back
+/// to. And a session that has read has room for chunks, which its fork has not.
+Session session_lean(Session session, bool reply) {
+  Session::State& state = session.state();
+  state.drop_marks_after(reply ? session.truncate_floor() - 1 : -1);
+  if (state.marks.size() > 1) state.marks.erase(state.marks.begin(), state.marks.end() - 1);
+  const Memory memory = session.memory();
+  return memory.spare > memory.caches / 8 ? session.fork(session.length()) : std::move(session);
+}
+
 }  // namespace
+
+void PrefixCache::Entry::measure() {
+  const Memory memory = session.memory();
+  own = memory.caches + memory.spare;
+  shared = memory.shared;
+  const auto& marks = session.state().marks;
+  mark = marks.empty() ? nullptr : marks.back().caches.get();
+  mark_bytes = memory.marks;
+  dense = session.dense_bytes();
+}
 
 std::size_t PrefixCache::charge(const Entry& entry) const {
   const std::size_t held = entry.parent != nullptr ? entry.parent->shared : 0;
-  return entry.own + (entry.shared > held ? entry.shared - held : 0);
+  const bool marked = entry.parent != nullptr && entry.parent->mark == entry.mark;
+  return entry.own + (marked ? 0 : entry.mark_bytes) +
+         (entry.shared > held ? entry.shared - held : 0);
 }
 
 PrefixCache::Entries::iterator PrefixCache::entry_at(std::uint64_t hash,
@@ -80,19 +103,17 @@ void PrefixCache::put(Session session, bool reply) {
   if (const auto same = entry_at(hash, tokens); same != entries_.end()) {
     // One with logits serves one more prompt: that which ends there.
     if (same->session.logits().empty() && !session.logits().empty()) {
-      same->session = std::move(session);
+      same->session = session_lean(std::move(session), reply);
+      same->measure();
     }
     same->reply = same->reply || reply;
     entries_.splice(entries_.end(), entries_, same);
     return;
   }
-  Entry made{std::move(session)};
+  Entry made{session_lean(std::move(session), reply)};
   made.hash = hash;
   made.reply = reply;
-  const Memory memory = made.session.memory();
-  made.own = memory.caches + memory.spare + memory.marks;
-  made.shared = memory.shared;
-  made.dense = made.session.dense_bytes();
+  made.measure();
   const auto extends = [](const Session& longer, const Session& shorter) {
     return shorter.length() < longer.length() &&
            std::ranges::equal(shorter.tokens(), beginning(longer.tokens(), shorter.length()));

@@ -8,8 +8,8 @@
 ///
 /// An entry costs its own exact tokens: representatives never change once written, and are shared
 /// with the entries it extends, with the sessions that were forked from it, and with those it was
-/// forked from. Each representative is counted once, for the shortest entry that holds it. Where
-/// the budget is exceeded the least recently used entry goes.
+/// forked from. Each representative and mark is counted once, for the shortest entry that holds it.
+/// Where the budget is exceeded the least recently used entry goes.
 ///
 /// One thread at a time: the engine's.
 
@@ -63,10 +63,13 @@ class PrefixCache {
     Session session;
     std::uint64_t hash = 0;
     bool reply = false;
-    Entry* parent = nullptr;  ///< the longest entry that this one extends
-    std::size_t own = 0;      ///< bytes that no other entry can share
-    std::size_t shared = 0;   ///< bytes of representatives
+    Entry* parent = nullptr;     ///< the longest entry that this one extends
+    std::size_t own = 0;         ///< bytes that no other entry can share
+    std::size_t shared = 0;      ///< bytes of representatives
+    const void* mark = nullptr;  ///< the session's, which the entries it extends may hold too
+    std::size_t mark_bytes = 0;
     std::size_t dense = 0;
+    void measure();  ///< all sizes, and the mark
   };
   using Entries = std::list<Entry>;  ///< the least recently used first
 

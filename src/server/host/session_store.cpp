@@ -245,6 +245,9 @@ void SessionStore::fork(std::string_view from, std::string_view to, std::int64_t
   const auto first = lock(std::min(from, to));
   const auto second = lock(std::max(from, to));
   if (!stamp_of(source)) fail_missing(from);
+  if (stamp_of(target)) {
+    fail_busy("there is a session \"{}\" already: delete it first, or choose another name", to);
+  }
   SessionRecord record = session_read(source.native());
   if (at_message >= 0) {
     const std::vector<std::int64_t> starts = turn_starts(record.head.tokens, turns);

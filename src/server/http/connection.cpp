@@ -57,7 +57,8 @@ Connection::Connection(std::shared_ptr<ServerCore> core, Socket socket)
       output_timer_(executor_),
       room_timer_(executor_),
       write_timer_(executor_),
-      hangup_timer_(executor_) {
+      hangup_timer_(executor_),
+      late_(core_->draining) {
   ConnectionError error;
   socket_.non_blocking(true, error);
   socket_.set_option(asio::ip::tcp::no_delay(true), error);
@@ -219,7 +220,7 @@ asio::awaitable<bool> Connection::request_await() {
     // Blank lines before a request are passed over (RFC 9112, 2.2).
     in_.erase(0, std::min(in_.find_first_not_of("\r\n"), in_.size()));
     if (!in_.empty()) co_return true;
-    if (eof_ || core_->draining) co_return false;
+    if (eof_ || (core_->draining && !late_)) co_return false;
     const bool more = co_await input_wait(deadline);
     if (!more) co_return false;
   }

@@ -27,6 +27,8 @@ struct ServerCore {
   void connection_enter(const std::shared_ptr<Connection>& connection);
   void connection_leave(Connection* connection);
   std::size_t connection_count() const;
+  /// Those that draining waits for: who came before it began.
+  std::size_t connections_awaited() const;
   std::vector<std::shared_ptr<Connection>> connections() const;
   void record(const RequestRecord& record);
 
@@ -34,7 +36,7 @@ struct ServerCore {
   Handler handler;
   std::atomic<bool> draining{false};
   std::atomic<std::size_t> reading_bytes{0};  ///< of bodies that are not complete
-  std::function<void()> on_empty;             ///< draining, and the last connection left
+  std::function<void()> on_empty;             ///< draining, and the last awaited connection left
 
   metrics::Gauge* open_gauge = nullptr;
   metrics::Counter* refused_counter = nullptr;
@@ -44,6 +46,7 @@ struct ServerCore {
  private:
   mutable std::mutex mutex_;
   std::unordered_map<Connection*, std::weak_ptr<Connection>> open_;
+  std::size_t awaited_ = 0;  ///< of `open_`
 };
 
 class Connection final : public ResponseWriter, public std::enable_shared_from_this<Connection> {
@@ -58,6 +61,8 @@ class Connection final : public ResponseWriter, public std::enable_shared_from_t
   /// Answers 503 and closes: there are too many connections.
   asio::awaitable<void> turn_away(std::shared_ptr<Connection> self);
 
+  /// It came while the server was draining: it is told so, and not waited for.
+  bool late() const { return late_; }
   /// Draining began: ends an idle connection. On the executor.
   void drain_begin();
   /// Ends it whatever it does. On the executor.
@@ -116,6 +121,7 @@ class Connection final : public ResponseWriter, public std::enable_shared_from_t
   asio::steady_timer write_timer_;   // ends a write that makes no progress
   asio::steady_timer hangup_timer_;
 
+  const bool late_;
   GateAddress address_;
   std::string peer_;
   std::string in_;         // read, not yet consumed

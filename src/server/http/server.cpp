@@ -57,6 +57,7 @@ ServerCore::ServerCore(ServerOptions given, Handler answer)
 void ServerCore::connection_enter(const std::shared_ptr<Connection>& connection) {
   const std::lock_guard lock(mutex_);
   open_.emplace(connection.get(), connection);
+  if (!connection->late()) ++awaited_;
   if (open_gauge) open_gauge->set(static_cast<double>(open_.size()));
 }
 
@@ -66,7 +67,7 @@ void ServerCore::connection_leave(Connection* connection) {
     const std::lock_guard lock(mutex_);
     open_.erase(connection);
     if (open_gauge) open_gauge->set(static_cast<double>(open_.size()));
-    last = open_.empty();
+    last = !connection->late() && --awaited_ == 0;
   }
   if (last && draining && on_empty) on_empty();
 }
@@ -74,6 +75,11 @@ void ServerCore::connection_leave(Connection* connection) {
 std::size_t ServerCore::connection_count() const {
   const std::lock_guard lock(mutex_);
   return open_.size();
+}
+
+std::size_t ServerCore::connections_awaited() const {
+  const std::lock_guard lock(mutex_);
+  return awaited_;
 }
 
 std::vector<std::shared_ptr<Connection>> ServerCore::connections() const {
@@ -106,6 +112,7 @@ struct Server::Impl : std::enable_shared_from_this<Server::Impl> {
   asio::awaitable<void> accept();
   void signals_wait();
   void drain_start();
+  void drain_check();
 
   // The order matters: `io` ends first of what others refer to, and frees pending handlers, which
   // hold connections, which hold `core`.
@@ -116,6 +123,7 @@ struct Server::Impl : std::enable_shared_from_this<Server::Impl> {
   asio::signal_set signals{control};
   asio::steady_timer drain_timer{control};
   std::uint16_t port = 0;
+  bool drain_began = false;
 };
 
 void Server::Impl::listen() {
@@ -151,12 +159,11 @@ void Server::Impl::listen() {
 
 asio::awaitable<void> Server::Impl::accept() {
   const std::size_t limit = core->options.max_connections;
-  while (acceptor.is_open() && !core->draining) {
+  while (acceptor.is_open()) {
     const asio::any_io_executor strand = asio::make_strand(io);
     ServerError error;
     tcp::socket socket =
         co_await acceptor.async_accept(strand, asio::redirect_error(asio::use_awaitable, error));
-    if (core->draining) break;
     if (error) {
       // Out of descriptors or memory: connections wait in the kernel's queue meanwhile.
       if (!acceptor.is_open()) break;
@@ -191,18 +198,27 @@ void Server::Impl::signals_wait() {
   });
 }
 
-/// On `control`, once.
-void Server::Impl::drain_start() {
+/// On `control`: ends the server once nobody is waited for.
+void Server::Impl::drain_check() {
+  if (!drain_began || core->connections_awaited() > 0) return;
   ServerError error;
   acceptor.close(error);
-  const auto open = core->connections();
-  if (open.empty()) return io.stop();
-  for (const auto& connection : open) {
+  io.stop();
+}
+
+/// On `control`, once. Who comes from now on is told: the port stays open until the end.
+void Server::Impl::drain_start() {
+  drain_began = true;
+  drain_check();
+  for (const auto& connection : core->connections()) {
+    if (connection->late()) continue;
     asio::post(connection->executor(), [connection] { connection->drain_begin(); });
   }
   drain_timer.expires_after(core->options.drain_timeout);
   drain_timer.async_wait([this](ServerError cancelled) {
     if (cancelled) return;
+    ServerError error;
+    acceptor.close(error);
     for (const auto& connection : core->connections()) {
       asio::post(connection->executor(), [connection] { connection->break_off(); });
     }
@@ -223,12 +239,7 @@ Server::Server(ServerOptions options, Handler handler)
     impl_->signals_wait();
   }
   Impl* impl = impl_.get();
-  impl->core->on_empty = [impl] {
-    asio::post(impl->control, [impl] {
-      const bool closed = !impl->acceptor.is_open();  // else draining has yet to begin
-      if (closed && impl->core->connection_count() == 0) impl->io.stop();
-    });
-  };
+  impl->core->on_empty = [impl] { asio::post(impl->control, [impl] { impl->drain_check(); }); };
   asio::co_spawn(impl->control, impl->accept(), asio::detached);
 }
 

@@ -70,8 +70,8 @@ class Server {
   /// Serves until drained or stopped, on this thread and `io_threads` − 1 others.
   void run();
 
-  /// Stops accepting, closes idle connections, lets running requests end; those that have not after
-  /// drain_timeout are broken off. Any thread, any number of times.
+  /// Closes idle connections and lets running requests end; those that have not after drain_timeout
+  /// are broken off. New requests get 503 meanwhile. Any thread, any number of times.
   void drain();
   bool draining() const;
 

@@ -324,6 +324,9 @@ TEST(Reply, ErrorsSpeakTheCallersDialect) {
   EXPECT_EQ(error_type(Dialect::openai, error), "server_error");
   EXPECT_EQ(error_of(lca::Error(lca::ErrorKind::bad_input, "x")).status, 400);
   EXPECT_EQ(error_of(lca::Error(lca::ErrorKind::busy, "x")).status, 409);
+  EXPECT_EQ(error_of(lca::Error(lca::ErrorKind::incompatible, "x")).status, 409);
+  EXPECT_EQ(error_of(lca::Error(lca::ErrorKind::out_of_memory, "x")).status, 503);
+  EXPECT_GT(error_of(lca::Error(lca::ErrorKind::out_of_memory, "x")).retry_after, 0);
 }
 
 TEST(Reply, BytesThatAreNotUtf8AreReplaced) {

@@ -208,5 +208,12 @@ TEST(Service, TextBecomesTokensAndBack) {
   EXPECT_EQ(bench.post("/detokenize", {{"tokens", {1000000}}}).status, 400);
 }
 
+TEST(Service, AModelsNameIsPrintable) {
+  for (const char* name : {"", "a\r\nb", "a\x1b[2J"}) {
+    EXPECT_THROW(server::ServedModel(name, HostBench::shared_model(), 1, HostBench::usual()), Error)
+        << name;
+  }
+}
+
 }  // namespace
 }  // namespace lca::test

@@ -58,8 +58,8 @@ TEST(Messages, AForkHasTheFirstOfThemAndADeletedSessionNone) {
   talk.emplace_back("assistant", reply->text());
   store.fork("a", "b", -1, bench.host.turns());
   EXPECT_EQ(store.messages("b"), text_of_talk(talk));
-  store.fork("a", "b", 2, bench.host.turns());
-  EXPECT_EQ(store.messages("b"), text_of_talk({talk[0], talk[1]}));
+  store.fork("a", "c", 2, bench.host.turns());
+  EXPECT_EQ(store.messages("c"), text_of_talk({talk[0], talk[1]}));
   EXPECT_TRUE(store.remove("a"));
   EXPECT_FALSE(store.messages("a").has_value());
   EXPECT_FALSE(std::filesystem::exists(folder / "sessions" / "a.messages.json"));

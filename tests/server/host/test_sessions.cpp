@@ -207,6 +207,9 @@ TEST(HostSessions, ForksAndDeletesAndTellsWhatASessionHolds) {
 
   EXPECT_THROW(store.fork("a", "d", 9, bench.host.turns()), Error);
   EXPECT_THROW(store.fork("none", "d", -1, bench.host.turns()), Error);
+  const auto before = store.stamp("c");
+  EXPECT_THROW(store.fork("a", "c", -1, bench.host.turns()), Error);  // it would be lost
+  EXPECT_EQ(store.stamp("c"), before);
   EXPECT_THROW(store.facts("none"), Error);
   EXPECT_TRUE(store.remove("b"));
   EXPECT_FALSE(store.remove("b"));

@@ -153,6 +153,11 @@ def streamed(prompt, tokens, **fields):
             "stream_options": {"include_usage": True}, **fields}
 
 
+def endless(prompt="p", **fields):
+    """The body of a stream that no machine ends while a test runs: sixteen replies as long as the context."""
+    return {**streamed(prompt, 60000, ignore_eos=True, n=16), **fields}
+
+
 def percentile(values, part):
     """The value below which a part (0 to 1) lies; 0 of no values."""
     values = sorted(values)

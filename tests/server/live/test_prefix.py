@@ -59,4 +59,15 @@ def test_the_budget_of_kept_beginnings_holds(serving):
         server.complete(f"{at}" * 2000, max_tokens=1)
     metrics = server.metrics()
     assert 0 < metrics["lca_cache_bytes"] <= 8 << 20
-    assert metrics["lca_cache_dense_bytes"] > 0
+    assert metrics["lca_cache_dense_bytes"] > metrics["lca_cache_bytes"]
+
+
+def test_kept_sessions_take_no_more_than_dense(serving, tmp_path):
+    server = serving("slow", "--sessions", tmp_path / "sessions")
+    conversation = []
+    for text in ("first " * 30, "second " * 200, "third " * 20):
+        conversation.append(turn(text))
+        reply = server.chat(conversation, metadata={"session": "s"})
+        conversation.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
+    metrics = server.metrics()
+    assert 0 < metrics["lca_cache_bytes"] < metrics["lca_cache_dense_bytes"]

@@ -1,8 +1,9 @@
 """Sessions survive the server."""
 
-import threading
+import signal
 import time
 
+from load import endless
 from serving import Stream, wait_until
 
 FIELDS = {"max_tokens": 12, "logprobs": True, "top_logprobs": 4}
@@ -89,29 +90,59 @@ def test_two_servers_share_a_folder(serving, tmp_path):
 def test_a_session_that_runs_is_busy_for_others(serving, tmp_path):
     server = serving("slow", "--sessions", tmp_path / "sessions")
     body = {"messages": [turn("x")], "metadata": {"session": "busy"}, "temperature": 0, "ignore_eos": True}
-    with Stream(server, "/v1/chat/completions", {**body, "max_tokens": 20000, "stream": True}) as stream:
+    with Stream(server, "/v1/chat/completions", {**body, "max_tokens": 60000, "n": 16, "stream": True}) as stream:
         next(stream.chunks())
         begin = time.monotonic()
         refused = server.post("/v1/chat/completions", {**body, "max_tokens": 1})
-        assert refused.status == 409 and 1.5 < time.monotonic() - begin < 5
-    assert wait_until(server.is_idle)
+        assert refused.status == 409 and time.monotonic() - begin >= 2
+        assert server.request("DELETE", "/v1/sessions/busy").status == 409
+        assert server.get("/cache/busy").json()["tokens"] > 0
+    assert wait_until(server.is_idle, 60)
     assert server.post("/v1/chat/completions", {**body, "max_tokens": 1}).status == 200
+
+
+def test_a_fork_does_not_write_over_another_session(serving, tmp_path):
+    server = serving("llama", "--sessions", tmp_path / "sessions")
+    talk(server, "one", [], "hello")
+    talk(server, "two", [], "something else")
+    before = names_of(server)
+    refused = server.post("/v1/sessions/one/fork", {"to": "two"})
+    assert refused.status == 409 and "two" in refused.message()
+    assert names_of(server) == before
+
+
+def test_a_file_of_another_model_is_409_and_stays(serving, tmp_path):
+    first = serving("llama", "--sessions", tmp_path / "sessions")
+    talk(first, "kept", [], "hello")
+    other = serving("slow", "--sessions", tmp_path / "sessions")
+    body = {"messages": [turn("x")], "metadata": {"session": "kept"}, "max_tokens": 1}
+    for stream in (False, True):
+        assert other.post("/v1/chat/completions", {**body, "stream": stream}).status == 409
+    assert names_of(first)["kept"]["tokens"] > 0
 
 
 def test_sigterm_lets_a_reply_end_and_saves_it(serving, tmp_path):
     server = serving("slow", "--sessions", tmp_path / "sessions")
-    text = []
-
-    def ask():
-        stream = server.stream("/v1/chat/completions", {"messages": [turn("hello")], "max_tokens": 300,
-                                                        "ignore_eos": True, "metadata": {"session": "last"}})
-        text.append(stream.text())
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    assert wait_until(lambda: server.metrics()["lca_requests_running"] == 1)
+    stream = server.stream("/v1/chat/completions", {"messages": [turn("hello")], "max_tokens": 300,
+                                                    "ignore_eos": True, "metadata": {"session": "last"}})
+    next(stream.chunks())
+    server.process.send_signal(signal.SIGTERM)
+    assert len(stream.text()) > 100
     assert server.stop() == 0
-    thread.join()
-    assert len(text[0]) > 100
     server.start()
     assert names_of(server)["last"]["tokens"] > 300
+
+
+def test_who_comes_while_the_server_drains_is_told_so(serving):
+    server = serving("slow", "--drain", "600")
+    chat = {"messages": [turn("x")], "max_tokens": 1}
+    with Stream(server, "/v1/completions", endless()) as stream:
+        next(stream.chunks())
+        server.process.send_signal(signal.SIGTERM)
+        assert wait_until(lambda: server.get("/health").status == 503, 60)
+        openai, anthropic = server.post("/v1/chat/completions", chat), server.post("/v1/messages", chat)
+        assert openai.status == anthropic.status == 503
+        assert openai.json()["error"]["type"] == "server_error" and anthropic.json()["type"] == "error"
+        assert int(openai.headers["retry-after"]) >= 1
+        next(stream.chunks())  # what runs goes on
+    assert server.process.wait(60) == 0
