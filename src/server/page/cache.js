@@ -27,7 +27,10 @@ function cache_show(info) {
 
 export async function cache_load() {
   const { conversation } = state;
-  if (!conversation || !conversation_has_cache(conversation)) return;
+  if (!conversation || !conversation_has_cache(conversation)) {
+    cache_clear();
+    return;
+  }
   try {
     const info = await cache_get();
     if (conversation === state.conversation) cache_show(info);

@@ -56,7 +56,7 @@ export class MessageView {
         const { name, text } = message.document;
         this.element.append(make("details", { class: "document" },
           make("summary", {}, `${name}, ${plural(text.length, "character")}`),
-          make("pre", { tabindex: "0", role: "region", "aria-label": name }, text)));
+          make("pre", { tabindex: "0", role: "group", "aria-label": name }, text)));
       }
       this.element.append(make("div", { class: "text" }, message.content));
     } else if (message.dense) {
