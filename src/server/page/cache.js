@@ -10,7 +10,7 @@ const CACHE_MS = 500;  // between looks at the cache during a reply
 
 const strip = new CacheStrip(
   { canvas: part("strip"), box: part("strip-box"), title: part("strip-title"), text: part("strip-text"),
-    summary: part("strip-summary") },
+    summary: part("strip-summary"), detail: part("strip-detail") },
   async (first, last) => (await cache_get(`?text=${first}-${last}`)).text,
 );
 
@@ -22,7 +22,10 @@ function cache_get(query = "") {
 function cache_show(info) {
   strip.show(info, state.config?.group);
   part("cache-bytes").textContent =
-    info ? `${bytes_text(info.bytes)} instead of ${bytes_text(info.dense_bytes)}` : "";
+    info?.tokens ? `${bytes_text(info.bytes)} instead of ${bytes_text(info.dense_bytes)}` : "";
+  const ratio = info?.tokens ? info.dense_bytes / info.bytes : 1;
+  part("cache-ratio").hidden = ratio < 1.05;
+  part("cache-ratio").textContent = `${ratio.toFixed(1)}× smaller`;
 }
 
 export async function cache_load() {
@@ -60,5 +63,5 @@ export function figures_show(target) {
 
 export function cache_clear() {
   strip.clear();
-  part("cache-bytes").textContent = "";
+  cache_show(null);
 }

@@ -7,7 +7,6 @@ are answers put in place of its own, in the browser (PageTest.fault).
 
 import contextlib
 import json
-import os
 import pathlib
 import shutil
 import sys
@@ -330,6 +329,3 @@ def streams_open(server, count):
     finally:
         for stream in streams:
             stream.leave()
-
-
-PICTURES = bool(os.environ.get("PAGE_PICTURES"))
