@@ -9,6 +9,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from browser import Shared  # noqa: E402
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "short: also a part of `make test`")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def browser_close():
     yield

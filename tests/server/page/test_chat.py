@@ -3,6 +3,7 @@
 import json
 import tempfile
 
+import pytest
 from selenium.webdriver.common.keys import Keys
 
 from browser import DOCUMENT, PageTest, streams_open
@@ -16,6 +17,7 @@ def stream_text(*pieces):
 
 
 class ChatTest(PageTest):
+    @pytest.mark.short
     def test_a_reply_is_streamed_and_the_next_turn_finds_the_cache(self):
         self.watch("messages")
         self.ask("First question")
@@ -33,6 +35,7 @@ class ChatTest(PageTest):
         self.assertEqual(messages[1]["content"].strip(), first.strip())
         self.wait(lambda: self.count("figure-cached") > len("First question"), "cached tokens")
 
+    @pytest.mark.short
     def test_stop_keeps_what_was_written_and_continue_goes_on(self):
         self.longest(None)
         self.send("A long one")
@@ -51,6 +54,7 @@ class ChatTest(PageTest):
         self.assertTrue(self.replies()[0].startswith(shown))
         self.assertGreater(len(self.replies()[0]), len(shown))
 
+    @pytest.mark.short
     def test_a_reload_in_the_middle_of_a_stream_shows_what_was_written(self):
         self.longest(None)
         self.send("A long one")
@@ -69,6 +73,7 @@ class ChatTest(PageTest):
         self.reload()
         self.assertEqual(self.replies(), [whole])
 
+    @pytest.mark.short
     def test_a_server_restart_is_survived(self):
         self.log_allowed = ("ERR_", "net::")
         self.ask("First question")
@@ -228,6 +233,7 @@ class BusyTest(PageTest):
 
 
 class DocumentTest(PageTest):
+    @pytest.mark.short
     def test_a_dropped_document_is_read_with_progress_and_found_again(self):
         self.drop("lighthouse.md", DOCUMENT)
         self.assertIn("lighthouse.md", self.part("attached-name").text)
@@ -261,6 +267,7 @@ class DocumentTest(PageTest):
 class CompareTest(PageTest):
     flags = ("--compare",)
 
+    @pytest.mark.short
     def test_the_same_question_is_answered_in_two_columns(self):
         self.part("compare").click()
         self.ask("What is kept?")
@@ -282,6 +289,7 @@ class KeyTest(PageTest):
     flags = ("--api-key", "secret")
     opens = False
 
+    @pytest.mark.short
     def test_the_key_is_asked_for_until_it_is_right(self):
         self.log_allowed = ("status of 401",)  # Chromium itself writes a line for each
         self.open(ready=False)

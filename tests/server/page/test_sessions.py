@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
@@ -15,6 +16,7 @@ class SessionTest(PageTest):
     def saved(self):
         return {one["name"] for one in self.server.get("/v1/sessions").json()["data"]}
 
+    @pytest.mark.short
     def test_a_session_is_listed_resumed_and_deleted(self):
         self.ask("First question")
         first = self.session()
@@ -37,6 +39,7 @@ class SessionTest(PageTest):
         self.assertEqual(len(self.saved()), 1)
         self.assertEqual(self.replies(), [])
 
+    @pytest.mark.short
     def test_a_fork_at_a_message_leaves_the_original_alone(self):
         self.ask("First question")
         self.ask("Second question")
@@ -82,6 +85,7 @@ class SessionTest(PageTest):
         self.assertEqual(len(self.chats()[-1]["messages"]), 3)
         self.wait(lambda: self.count("figure-cached") > len("First question"), "cached tokens")
 
+    @pytest.mark.short
     def test_a_conversation_is_exported_as_markdown(self):
         self.ask("First question")
         reply = self.replies()[0]
@@ -107,6 +111,7 @@ class NoSessionsTest(PageTest):
 
 
 class CacheTest(PageTest):
+    @pytest.mark.short
     def test_the_strip_shows_every_group_and_its_text(self):
         self.drop("lighthouse.md", DOCUMENT)
         self.ask("How many ships?")
