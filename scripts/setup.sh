@@ -13,7 +13,9 @@ build=(make cmake ninja-build g++ python3 python3-pip libhwy-dev libdnnl-dev lib
        libutf8proc-dev libfmt-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libgtest-dev
        libgmock-dev libboost1.81-dev libspdlog-dev)
 # libclang-rt-dev holds libFuzzer; older systems have it inside clang and lack the package.
-test=(ccache clang libclang-rt-dev libomp-dev clang-format g++-aarch64-linux-gnu)
+# Chromium is for the server's page; --no-install-recommends would leave it without a font.
+test=(ccache clang libclang-rt-dev libomp-dev clang-format g++-aarch64-linux-gnu
+      chromium chromium-driver fonts-dejavu-core)
 lint=(clang libomp-dev clang-format clang-tidy)
 python=(python3-dev python3-venv)  # of the system's own Python; others bring theirs along
 

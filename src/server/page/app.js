@@ -185,6 +185,8 @@ async function reply_follow(run) {
   figures_show(message);
   if (error) error_show(error);
   else announce(message.cut ? "The reply was stopped." : "The reply is complete.");
+  // The server drops what a reply that did not end had read, unless the session was saved before.
+  if (message.cut && message.cut !== "length") state.cached.delete(conversation.name);
   await sessions_load();
   await cache_load();
 }

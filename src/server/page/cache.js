@@ -10,7 +10,7 @@ const CACHE_MS = 500;  // between looks at the cache during a reply
 
 const strip = new CacheStrip(
   { canvas: part("strip"), box: part("strip-box"), title: part("strip-title"), text: part("strip-text"),
-    summary: part("strip-summary") },
+    summary: part("strip-summary"), detail: part("strip-detail") },
   async (first, last) => (await cache_get(`?text=${first}-${last}`)).text,
 );
 
@@ -22,12 +22,18 @@ function cache_get(query = "") {
 function cache_show(info) {
   strip.show(info, state.config?.group);
   part("cache-bytes").textContent =
-    info ? `${bytes_text(info.bytes)} instead of ${bytes_text(info.dense_bytes)}` : "";
+    info?.tokens ? `${bytes_text(info.bytes)} instead of ${bytes_text(info.dense_bytes)}` : "";
+  const ratio = info?.tokens ? info.dense_bytes / info.bytes : 1;
+  part("cache-ratio").hidden = ratio < 1.05;
+  part("cache-ratio").textContent = `${ratio.toFixed(1)}× smaller`;
 }
 
 export async function cache_load() {
   const { conversation } = state;
-  if (!conversation || !conversation_has_cache(conversation)) return;
+  if (!conversation || !conversation_has_cache(conversation)) {
+    cache_clear();
+    return;
+  }
   try {
     const info = await cache_get();
     if (conversation === state.conversation) cache_show(info);
@@ -57,5 +63,5 @@ export function figures_show(target) {
 
 export function cache_clear() {
   strip.clear();
-  part("cache-bytes").textContent = "";
+  cache_show(null);
 }

@@ -95,7 +95,7 @@ function block_make(source) {
     const closed = lines.length > 1 && lines[lines.length - 1].trim().startsWith(fence[1]);
     const body = lines.slice(1, closed ? -1 : undefined).join("\n");
     // A region that scrolls must be reachable by keyboard.
-    return make("pre", { tabindex: "0", role: "region", "aria-label": `Code ${fence[2]}`.trim() },
+    return make("pre", { tabindex: "0", role: "group", "aria-label": `Code ${fence[2]}`.trim() },
       make("code", {}, body));
   }
   const heading = /^(#{1,6}) (.*)$/.exec(source);

@@ -56,18 +56,19 @@ export class MessageView {
         const { name, text } = message.document;
         this.element.append(make("details", { class: "document" },
           make("summary", {}, `${name}, ${plural(text.length, "character")}`),
-          make("pre", { tabindex: "0", role: "region", "aria-label": name }, text)));
+          make("pre", { tabindex: "0", role: "group", "aria-label": name }, text)));
       }
       this.element.append(make("div", { class: "text" }, message.content));
     } else if (message.dense) {
       this.columns = [new Column(message, "LCA"), new Column(message.dense, "Dense")];
+      this.element.classList.add("compared");
       this.element.append(make("div", { class: "columns" }, ...this.columns.map((column) => column.element)));
     } else {
       this.columns = [new Column(message, null)];
       this.element.append(this.columns[0].element);
     }
     const act = (name, label, title) =>
-      make("button", { type: "button", "aria-label": title, onclick: () => actions[name](index) }, label);
+      make("button", { type: "button", class: "quiet", "aria-label": title, onclick: () => actions[name](index) }, label);
     this.resume = act("resume", "Continue", "Continue this reply");
     this.fork = act("fork", "Fork here", user ? "Fork before this question" : "Fork after this reply");
     this.edit = act("edit", "Edit", "Edit this question");

@@ -43,6 +43,7 @@ async function column_stream(conversation, index, target, dense, model, settings
   target.usage = null;
   const started = performance.now();
   let first = 0;
+  let last = 0;
   let pieces = 0;
   try {
     const result = await chat_stream(body, signal, {
@@ -55,14 +56,16 @@ async function column_stream(conversation, index, target, dense, model, settings
           on.begin(target);
         }
         pieces += 1;
+        last = now;
         target.content += piece;
-        if (pieces > 1) target.rate = ((pieces - 1) * 1000) / Math.max(1, now - first);
+        if (pieces > 1) target.rate = ((pieces - 1) * 1000) / Math.max(1, last - first);
         on.change();
       },
     });
     const tokens = result.usage?.completion_tokens ?? pieces;
-    // A piece may hold several tokens: the server's count is the right one.
-    if (tokens > 1 && pieces > 1) target.rate = ((tokens - 1) * 1000) / Math.max(1, performance.now() - first);
+    // A piece may hold several tokens: the server's count is the right one. The stream ends later than the last
+    // piece comes: a session is saved in between.
+    if (tokens > 1 && pieces > 1) target.rate = ((tokens - 1) * 1000) / Math.max(1, last - first);
     target.usage = result.usage;
     target.cut = result.finish === "length" ? "length" : null;
   } catch (error) {

@@ -1,7 +1,7 @@
 // Whether the server answers: its settings, its loss and its return.
 
 import { api_get, health_get } from "./api.js";
-import { plural } from "./format.js";
+import { make, plural } from "./format.js";
 import { announce, notice, part, state } from "./state.js";
 
 const HEALTH_MS = 10000;  // between looks at the server while nothing runs
@@ -33,8 +33,8 @@ export function error_show(error) {
 
 export async function config_load() {
   state.config = await api_get("/page-config");
-  part("model").textContent =
-    `${state.config.model}, ${plural(state.config.context, "token")} of context`;
+  part("model").replaceChildren(make("strong", {}, state.config.model),
+    ` ${plural(state.config.context, "token")} of context`);
   part("compare-label").hidden = !state.config.compare;
   state.away = false;
   server_state("");

@@ -33,7 +33,7 @@ export function sessions_show(list, sessions, current, actions) {
         type: "button", class: "session-open", "data-key": `open ${session.name}`,
         "aria-current": session.name === current ? "true" : null,
         onclick: () => actions.open(session.name),
-      }, session.title, make("small", {}, detail_text(session))),
+      }, make("span", {}, session.title), make("small", {}, detail_text(session))),
       make("button", {
         type: "button", class: "session-delete", "data-key": `delete ${session.name}`,
         "aria-label": `Delete ${session.title}`, onclick: () => actions.remove(session),

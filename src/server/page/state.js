@@ -9,7 +9,7 @@ export const state = {
   attached: null,  // document of the next question
   saved: [],  // sessions the server has
   cached: new Set(),  // names the server has read something for since the page was opened
-  settings: { system: "", temperature: null, max_tokens: null },  // null: the server's
+  settings: { system: "", temperature: 0, max_tokens: 512 },  // null: the server's
   views: [],  // MessageView of each message
   away: false,  // the server does not answer, or loads
 };

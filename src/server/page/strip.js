@@ -23,7 +23,7 @@ export class CacheStrip {
   #frame = 0;
   #generation = 0;
 
-  /** parts: {canvas, box, title, text, summary}; texts_get(first, last) → {first, tokens}. */
+  /** parts: {canvas, box, title, text, summary, detail}; texts_get(first, last) → {first, tokens}. */
   constructor(parts, texts_get) {
     this.parts = parts;
     this.texts_get = texts_get;
@@ -39,7 +39,13 @@ export class CacheStrip {
     canvas.addEventListener("keydown", (event) => this.#key(event));
     canvas.addEventListener("focus", () => {
       if (this.#picked < 0 && this.cells > 0) this.#pick(0);
+      else this.#describe();
     });
+    canvas.addEventListener("blur", () => {
+      this.#describe();
+      this.#draw_soon();
+    });
+    box.addEventListener("scroll", () => this.#describe());
   }
 
   /** The texts of another session are other texts. */
@@ -99,8 +105,10 @@ export class CacheStrip {
   }
 
   #describe() {
-    const { canvas, title, text, summary } = this.parts;
-    const cell = this.#hovered >= 0 ? this.#hovered : this.#picked;
+    const { canvas, title, text, summary, detail } = this.parts;
+    const picked = document.activeElement === canvas ? this.#picked : -1;
+    const cell = this.#hovered >= 0 ? this.#hovered : picked;
+    detail.hidden = cell < 0 || cell >= this.cells;
     if (!this.#info || this.cells === 0) {
       summary.textContent = "The cache is empty.";
       title.textContent = "";
@@ -116,7 +124,7 @@ export class CacheStrip {
     canvas.setAttribute("aria-valuemax", String(this.cells));
     canvas.setAttribute("aria-valuenow", String(Math.max(0, this.#picked) + 1));
     if (cell < 0) {
-      title.textContent = "Point at a cell to read its text.";
+      title.textContent = "";
       text.textContent = "";
       canvas.setAttribute("aria-valuetext", summary.textContent);
       return;
@@ -130,6 +138,17 @@ export class CacheStrip {
     text.textContent = known === undefined ? "…" : known.trim().replace(/\s*\n\s*/g, " ↵ ");
     canvas.setAttribute("aria-valuetext", `${title.textContent}: ${known ?? "text is loading"}`);
     if (known === undefined) this.#texts_load(cell);
+    this.#detail_place(cell);
+  }
+
+  /** The text stands below its cell, as far as there is room. */
+  #detail_place(cell) {
+    const { canvas, box, detail } = this.parts;
+    const { side, columns } = this.#layout();
+    const left = canvas.offsetLeft + (cell % columns) * side - 16;
+    const top = canvas.offsetTop + (Math.floor(cell / columns) + 1) * side - box.scrollTop + 6;
+    detail.style.left = `${Math.max(0, Math.min(left, box.offsetLeft + box.clientWidth - detail.offsetWidth))}px`;
+    detail.style.top = `${top}px`;
   }
 
   async #texts_load(cell) {
@@ -232,7 +251,8 @@ export class CacheStrip {
       brush.fillRect((cell % columns) * side, Math.floor(cell / columns) * side, body, body);
     }
     brush.globalAlpha = 1;
-    for (const cell of [this.#picked, this.#hovered]) {
+    const picked = document.activeElement === canvas ? this.#picked : -1;
+    for (const cell of [picked, this.#hovered]) {
       if (cell < 0 || cell >= this.cells) continue;
       brush.strokeStyle = mark;
       brush.lineWidth = 2;

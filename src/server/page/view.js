@@ -17,6 +17,7 @@ export function conversation_show() {
   part("messages").replaceChildren(...state.views.map((view) => view.element));
   part("conversation-title").textContent = conversation?.title ?? "New session";
   part("export").hidden = messages.length === 0;
+  part("welcome").hidden = messages.length > 0;
   views_update();
   figures_show(messages.findLast((message) => message.usage));
 }
@@ -36,6 +37,7 @@ export function views_update() {
 export function buttons_update() {
   const running = state.running !== null;
   part("send").disabled = running || state.away || state.config === null;
+  part("send").hidden = running;
   part("stop").hidden = !running;
   part("progress").hidden = !(running && state.running.progress);
   part("attached").hidden = state.attached === null;

@@ -1,17 +1,19 @@
-"""What the tests of the page share: a Chromium, a server, and waiting for what a user would see.
+"""What the tests of the page share: `lca serve`, a Chromium, and waiting for what a user would see.
 
-run.sh runs them all. The pictures docs/images/serve-*.png are made where PAGE_PICTURES is set.
+The server is the real program. On the tiny checkpoint a token is a byte, and a greedy reply is an endless row of
+letters, so a reply runs until it is stopped or has its longest length. Faults that a server does not make on demand
+are answers put in place of its own, in the browser (PageTest.fault).
 """
 
 import contextlib
 import json
-import os
 import pathlib
 import shutil
+import sys
 import tempfile
-import time
 import unittest
 
+import numpy
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 from selenium.webdriver.chrome.service import Service
@@ -20,72 +22,158 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from mock import MockServer
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests" / "server" / "live"))
+from serving import Serving  # noqa: E402
+from tiny_checkpoints import SLOW, checkpoint_make, safetensors_bytes, safetensors_read  # noqa: E402
 
-IMAGES = pathlib.Path(__file__).resolve().parents[3] / "docs" / "images"
-PICTURES = bool(os.environ.get("PAGE_PICTURES"))
+DRIVER = "/usr/bin/chromedriver"
+PATIENCE = 120  # seconds, for states that must come; no test asks how fast
 DOCUMENT = "# The lighthouse\n\n" + "\n\n".join(
     f"Entry {day}. The lamp was lit at dusk, the wind stood in the west, and {day * 7} ships went by."
-    for day in range(1, 331))
+    for day in range(1, 101))
+
+# In every page before its own scripts: what violates the policy, what is sent, and answers put in place of the server's.
+INJECTED = """
+window.violations = [];
+addEventListener('securitypolicyviolation', (e) => violations.push(e.violatedDirective + ' ' + e.blockedURI));
+const kept = (name) => JSON.parse(sessionStorage.getItem(name) ?? '[]');
+const fetch_real = window.fetch;
+window.fetch = (resource, options = {}) => {
+  if (options.method === 'POST') {
+    const sent = {path: String(resource), body: JSON.parse(options.body)};
+    sessionStorage.setItem('test.sent', JSON.stringify([...kept('test.sent'), sent]));
+  }
+  const faults = kept('test.faults');
+  const fault = faults.find((one) => String(resource).startsWith(one.path));
+  if (!fault) return fetch_real(resource, options);
+  if (fault.once) sessionStorage.setItem('test.faults', JSON.stringify(faults.filter((one) => one !== fault)));
+  return Promise.resolve(new Response(fault.body, {status: fault.status}));
+};
+"""
+
+
+def browser_missing():
+    """Why there is no browser to test with, or None."""
+    missing = [name for name in ("chromium", DRIVER) if not shutil.which(name)]
+    return f"{missing[0]} not found; scripts/setup.sh test installs it" if missing else None
 
 
 def driver_make():
     options = webdriver.ChromeOptions()
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900",
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1024",
                  "--force-device-scale-factor=1"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": INJECTED})
+    return driver
+
+
+def checkpoint_of_letters(folder):
+    """The tiny llama whose likeliest token is always a letter or a space: its greedy replies are plain and endless."""
+    checkpoint_make(folder, "llama", context=65536, **SLOW)
+    path = folder / "model.safetensors"
+    tensors = {name: numpy.array(values) for name, values in safetensors_read(path).items()}
+    head = tensors["lm_head.weight"]
+    letters = numpy.array([row < 256 and (chr(row).islower() and row < 128 or chr(row) == " ")
+                           for row in range(len(head))])
+    head[~letters] = 0
+    path.write_bytes(safetensors_bytes(tensors))
+    return folder
+
+
+class Shared:
+    """One browser and one checkpoint for all tests of a process."""
+
+    driver = folder = None
+
+    @classmethod
+    def get(cls):
+        if cls.driver is None:
+            cls.folder = tempfile.mkdtemp()
+            cls.driver = driver_make()
+        return cls.driver
+
+    @classmethod
+    def checkpoint(cls):
+        path = pathlib.Path(cls.folder, "tiny")
+        return path if path.exists() else checkpoint_of_letters(path)
+
+    @classmethod
+    def close(cls):
+        if cls.driver is not None:
+            cls.driver.quit()
+            shutil.rmtree(cls.folder)
+            cls.driver = None
 
 
 class PageTest(unittest.TestCase):
-    """A fresh server and a fresh profile's storage for each test; no console error unless a test allows it."""
+    """A fresh server on a fresh port, so fresh storage, for each test; no console error unless a test allows it."""
 
-    server_options = {}
-    log_allowed = ()  # substrings of console entries a test brings about on purpose
+    flags = ()
+    sessions = True
+    opens = True  # the page, before each test
+    settings = {"temperature": 0, "max_tokens": 24}  # as a user would have set them
 
     @classmethod
     def setUpClass(cls):
-        cls.driver = driver_make()
-        cls.addClassCleanup(cls.driver.quit)
+        if browser_missing():
+            raise unittest.SkipTest(browser_missing())
+        cls.driver = Shared.get()
+
+    def model(self):
+        return Shared.checkpoint()
 
     def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.server = MockServer(**{"sessions": self.folder, **self.server_options}).start()
-        self.addCleanup(self.server_stop)
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.talks = self.folder / "talks"
+        self.log_allowed = ()  # substrings of console entries a test brings about on purpose
+        self.serve(*self.flags)
         self.addCleanup(self.driver.get, "about:blank")  # else the page asks a server that is gone
-        self.log_allowed = ()
         self.driver.get_log("browser")
-        self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": (
-            "window.violations = []; addEventListener('securitypolicyviolation',"
-            " (event) => violations.push(event.violatedDirective + ' ' + event.blockedURI));")})
-        self.open()
+        if self.opens:
+            self.open()
 
-    def server_stop(self):
-        with contextlib.suppress(OSError):
-            self.server.stop()
+    def serve(self, *flags):
+        kept = ("--sessions", self.talks) if self.sessions else ()
+        self.server = Serving(self.model(), *kept, *flags, log=self.folder / "server.log").start()
+        self.addCleanup(self.server_stop, self.server)
+        # The settings are there before the page is.
+        self.driver.get(f"{self.server.url}/page/icon.svg")
+        self.script("localStorage.setItem('lca.settings', JSON.stringify(arguments[0])); sessionStorage.clear()",
+                    self.settings)
+
+    @staticmethod
+    def server_stop(server):
+        if server.process.poll() is None:
+            server.kill()
 
     def tearDown(self):
         entries = [entry for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
         wrong = [entry["message"] for entry in entries
                  if not any(allowed in entry["message"] for allowed in self.log_allowed)]
-        self.assertEqual(wrong, [], "console")
-        self.assertEqual(self.driver.execute_script("return window.violations ?? []"), [], "CSP")
-        self.assertEqual(self.server.unknown, [], "routes")
+        violations = self.script("return window.violations ?? []")
         self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        self.assertEqual(wrong, [], "console")
+        self.assertEqual(violations, [], "CSP")
 
     # --- reading the page ---
     def open(self, ready=True):
-        self.driver.get(self.server.address)
+        self.driver.get(self.server.url)
         if ready:
             self.ready()
+
+    def reload(self):
+        self.driver.refresh()
+        self.ready()
 
     def ready(self):
         self.wait(lambda: self.script("return document.body?.dataset.ready === 'true'"), "ready")
 
-    def wait(self, condition, what, seconds=15):
+    def wait(self, condition, what, seconds=PATIENCE):
         try:
             WebDriverWait(self.driver, seconds, 0.05).until(lambda _: condition())
         except TimeoutException:
@@ -95,6 +183,9 @@ class PageTest(unittest.TestCase):
 
     def part(self, name):
         return self.driver.find_element(By.ID, name)
+
+    def shown(self, name):
+        return self.part(name).is_displayed()
 
     def all(self, selector):
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
@@ -110,9 +201,20 @@ class PageTest(unittest.TestCase):
         return self.script("return [...document.querySelectorAll('.message.assistant .column:not(.column + .column) .text')]"
                            ".map(e => e.textContent)")
 
+    def questions(self):
+        return self.script("return [...document.querySelectorAll('.message.user .text')].map(e => e.textContent)")
+
     def buttons(self):
         return self.script("return [...document.querySelectorAll('button')].filter(e => e.offsetParent)"
                            ".map(e => e.textContent)")
+
+    def count(self, name):
+        """The number that an element shows; 0 where it shows none."""
+        text = self.part(name).text.replace(",", "")
+        return float(text) if text.replace(".", "").isdigit() else 0
+
+    def session(self):
+        return self.script("return location.hash").removeprefix("#")
 
     def click(self, selector, index=0, label=None):
         """The list of sessions is made anew after every reply; an element may be replaced before the click."""
@@ -134,14 +236,24 @@ class PageTest(unittest.TestCase):
     # --- using it ---
     def send(self, question):
         self.part("question").send_keys(question + Keys.ENTER)
+        self.wait(lambda: self.questions() and self.questions()[-1] == question, "sent")
 
-    def finished(self, seconds=15):
-        self.wait(lambda: not self.part("stop").is_displayed() and self.part("send").is_enabled(), "finished", seconds)
+    def finished(self):
+        self.wait(lambda: not self.shown("stop") and self.part("send").is_enabled(), "finished")
 
     def ask(self, question):
         self.send(question)
-        self.wait(lambda: self.part("stop").is_displayed() or self.replies(), "begun")
         self.finished()
+
+    def written(self, index=0, least=5):
+        """Waits until the stream has brought some letters of a reply."""
+        self.wait(lambda: len(self.replies()) > index and len(self.replies()[index]) >= least, "letters")
+
+    def longest(self, tokens):
+        """The setting: the longest reply; None: none."""
+        self.script("""const input = document.getElementById('max-tokens');
+            input.value = arguments[0] ?? '';
+            input.dispatchEvent(new Event('change', {bubbles: true}));""", tokens)
 
     def press(self, *keys):
         ActionChains(self.driver).send_keys(*keys).perform()
@@ -153,11 +265,39 @@ class PageTest(unittest.TestCase):
             for (const type of ['dragover', 'drop'])
               document.body.dispatchEvent(new DragEvent(type, {dataTransfer: data, bubbles: true, cancelable: true}));
             """, name, text)
-        self.wait(lambda: self.part("attached").is_displayed() or self.part("notice").text, "document")
+        self.wait(lambda: self.shown("attached") or self.part("notice").text, "document")
+
+    def watch(self, name, attribute=None):
+        """Keeps every value that an element's text, or attribute, has from now on; for `watched`."""
+        self.script("""
+            const [name, attribute] = arguments;
+            const element = document.getElementById(name);
+            const seen = (window.watched ??= {})[name] = new Set();
+            new MutationObserver(() => seen.add(attribute ? element.getAttribute(attribute) : element.textContent))
+              .observe(element, {attributes: true, childList: true, characterData: true, subtree: true});""",
+                    name, attribute)
+
+    def watched(self, name):
+        return self.script("return [...window.watched[arguments[0]]]", name)
+
+    # --- what went to the server, and what came instead of its answers ---
+    def sent(self, path):
+        sent = json.loads(self.script("return sessionStorage.getItem('test.sent') ?? '[]'"))
+        return [one["body"] for one in sent if one["path"].endswith(path)]
 
     def chats(self):
-        return [body for method, path, body in self.server.requests if path == "/v1/chat/completions"]
+        return self.sent("/v1/chat/completions")
 
+    def fault(self, path, status, body, once=False):
+        self.script("""const faults = JSON.parse(sessionStorage.getItem('test.faults') ?? '[]');
+            sessionStorage.setItem('test.faults', JSON.stringify([...faults, arguments[0]]));""",
+                    {"path": path, "status": status, "once": once,
+                     "body": body if isinstance(body, str) else json.dumps(body)})
+
+    def faults_end(self):
+        self.script("sessionStorage.removeItem('test.faults')")
+
+    # --- surroundings ---
     def narrow(self, width=360, height=740):
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
             "width": width, "height": height, "deviceScaleFactor": 2, "mobile": True})
@@ -165,11 +305,6 @@ class PageTest(unittest.TestCase):
     def media(self, **features):
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
             {"name": name.replace("_", "-"), "value": value} for name, value in features.items()]})
-
-    def picture(self, name, settle=1.0):
-        """After `settle` seconds newly condensed groups have faded."""
-        time.sleep(settle)
-        self.driver.save_screenshot(str(IMAGES / f"serve-{name}.png"))
 
     def forget(self):
         """As in another browser: no conversation is known."""
@@ -181,5 +316,16 @@ class PageTest(unittest.TestCase):
               change.oncomplete = done;
             };});""")
 
-    def storage(self):
-        return json.loads(self.script("return JSON.stringify({...localStorage})"))
+
+@contextlib.contextmanager
+def streams_open(server, count):
+    """Endless replies of other clients, begun."""
+    body = {"messages": [{"role": "user", "content": "Another client"}], "temperature": 0, "max_tokens": 60000}
+    streams = []
+    try:
+        for _ in range(count):
+            streams.append(server.stream("/v1/chat/completions", body))
+        yield streams
+    finally:
+        for stream in streams:
+            stream.leave()

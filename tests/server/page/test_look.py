@@ -1,30 +1,39 @@
 """What it looks like and how it is reached: widths, colours, accessibility, keyboard."""
 
 import pathlib
-import time
 
+import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from browser import DOCUMENT, PICTURES, PageTest
+from browser import DOCUMENT, PageTest
+from test_chat import stream_text
+
+CODE = ("Two lines are **enough**:\n\n```sh\nlca serve smollm2 --sessions talks --compare --port 8080 --context 32768 "
+        "--api-key-file key.txt\n```\n\n- one\n- two\n")
 
 
 class LookTest(PageTest):
-    server_options = {"compare": True, "rate": 400}
+    flags = ("--compare",)
 
     def fill(self):
         self.drop("lighthouse.md", DOCUMENT)
-        self.ask("Show me code with a long line")
+        self.ask("How many ships went by?")
         self.part("compare").click()
         self.ask("Which things follow from it?")
+        self.fault("/v1/chat", 200, stream_text(CODE))
+        self.ask("Show me code with a long line")
+        self.faults_end()
         self.wait(lambda: "tokens:" in self.part("strip-summary").text, "summary")
 
     def sideways(self):
         return self.script("return [document.documentElement.scrollWidth, innerWidth]")
 
+    @pytest.mark.short
     def test_at_360_pixels_nothing_scrolls_sideways(self):
         self.narrow()
         self.open()
+        self.assertLessEqual(self.sideways()[0], 360)
         self.fill()
         wide, inner = self.sideways()
         self.assertLessEqual(wide, 360)
@@ -33,13 +42,11 @@ class LookTest(PageTest):
             !e.closest('pre, .hidden, .skip, dialog') && e.getBoundingClientRect().right > 360.5).map((e) => e.outerHTML.slice(0, 80))""")
         self.assertEqual(beyond, [])
         self.script("scrollTo(0, 0)")
-        if PICTURES:
-            self.picture("narrow")
         self.part("sessions-toggle").click()
-        self.assertTrue(self.part("session-new").is_displayed())
+        self.assertTrue(self.shown("session-new"))
         self.assertLessEqual(self.sideways()[0], 360)
         self.part("session-new").click()
-        self.wait(lambda: not self.part("session-new").is_displayed(), "closed")
+        self.wait(lambda: not self.shown("session-new"), "closed")
 
     CONTRAST = """
         const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map((c) => {
@@ -52,6 +59,7 @@ class LookTest(PageTest):
           const [a, b] = [light(getComputedStyle(e).color), light(back(e))].sort((x, y) => y - x);
           return [(a + 0.05) / (b + 0.05), e.outerHTML.slice(0, 90)]; }).filter(([ratio]) => ratio < 4.5);"""
 
+    @pytest.mark.short
     def test_light_and_dark_have_contrast(self):
         self.fill()
         backs = {}
@@ -59,21 +67,21 @@ class LookTest(PageTest):
             self.media(prefers_color_scheme=scheme)
             self.assertEqual(self.script(self.CONTRAST), [], scheme)
             backs[scheme] = self.script("return getComputedStyle(document.body).backgroundColor")
-            if PICTURES:
-                ActionChains(self.driver).move_to_element(self.part("strip")).perform()
-                self.picture(scheme)
         self.assertEqual(backs, {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"})
 
     def test_the_strip_is_drawn_anew_in_dark(self):
         self.fill()
         self.log_allowed = ("willReadFrequently",)  # the test reads, the page does not
-        colours = []
         for scheme in ("light", "dark"):
             self.media(prefers_color_scheme=scheme)
-            time.sleep(1.2)  # newly condensed groups have faded
-            colours.append(tuple(self.script("""const c = document.getElementById('strip');
-                return [...c.getContext('2d').getImageData(17, 3, 1, 1).data]""")))
-        self.assertEqual(colours, [(0x2f, 0x6f, 0xb5, 255), (0x6a, 0xa9, 0xe9, 255)])
+            # Newly condensed groups fade first.
+            self.wait(lambda: self.script("""
+                const wanted = getComputedStyle(document.body).getPropertyValue('--group').trim();
+                const canvas = document.getElementById('strip');
+                const {data} = canvas.getContext('2d').getImageData(0, 4, canvas.width, 1);
+                const hex = (at) => '#' + [...data.slice(at, at + 3)].map((c) => c.toString(16).padStart(2, '0')).join('');
+                return Array.from({length: canvas.width}, (_, x) => hex(4 * x)).includes(wanted);"""),
+                      f"a group in its colour, {scheme}")
 
     def test_axe_finds_nothing(self):
         try:
@@ -113,27 +121,30 @@ class KeyboardTest(PageTest):
                 return active
         self.fail("not reached by Tab")
 
+    @pytest.mark.short
     def test_everything_is_done_without_a_pointer(self):
         self.assertEqual(self.driver.switch_to.active_element.get_attribute("id"), "question")
         self.tab_to(lambda one: one.text == "Skip to the question", back=True)
         self.press(Keys.ENTER)
         self.assertEqual(self.driver.switch_to.active_element.get_attribute("id"), "question")
         self.press("First question", Keys.ENTER)
-        self.wait(lambda: self.replies(), "reply")
+        self.written()
         self.finished()
+        self.longest(None)
         self.press("A long", Keys.SHIFT, Keys.ENTER, Keys.SHIFT, "one", Keys.ENTER)
-        self.wait(lambda: len(self.replies()) == 2 and "word5 " in self.replies()[1], "words")
+        self.written(1)
         self.press(Keys.ESCAPE)
         self.finished()
         self.assertIn("Stopped.", self.text(".message.assistant .foot"))
-        self.server.rate = 5000
+        self.longest(1500)  # beyond the window: there are groups
         self.tab_to(lambda one: one.text == "Continue", back=True)
         self.press(Keys.ENTER)
-        self.wait(lambda: "word399." in self.replies()[1], "the end")
+        self.wait(lambda: self.shown("stop"), "running")
         self.finished()
+        self.wait(lambda: "tokens:" in self.part("strip-summary").text, "cache")
         strip = self.tab_to(lambda one: one.get_attribute("id") == "strip", back=True)
         self.press(Keys.HOME, Keys.ARROW_RIGHT)
-        self.wait(lambda: "Condensed group 1" in strip.get_attribute("aria-valuetext"), "group")
+        self.wait(lambda: "Condensed group" in strip.get_attribute("aria-valuetext"), "group")
         self.assertNotEqual(self.script("return getComputedStyle(document.activeElement).outlineStyle"), "none")
         self.tab_to(lambda one: one.get_attribute("aria-label") == "Fork after this reply")
         self.press(Keys.ENTER)

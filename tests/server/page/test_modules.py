@@ -51,7 +51,7 @@ class ModuleTest(PageTest):
         self.assertEqual(html, [
             "<h3>One</h3><p>two <strong>three <em>four</em></strong> <code>a*b*c</code></p>",
             '<ol start="3"><li>a</li><li>b\nmore</li></ol>',
-            '<blockquote>quoted\ntext</blockquote><pre tabindex="0" role="region" aria-label="Code py"><code>'
+            '<blockquote>quoted\ntext</blockquote><pre tabindex="0" role="group" aria-label="Code py"><code>'
             "x = '&lt;b&gt;'\n\ny</code></pre><p>after</p>",
             '<p><a href="https://b.c/d" rel="noopener noreferrer" target="_blank">a</a> [e](javascript:f) 2 * 3 * 4</p>'])
 
