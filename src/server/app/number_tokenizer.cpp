@@ -11,7 +11,7 @@ namespace lca::server {
 
 Tokenizer number_tokenizer(std::int64_t size) {
   // Ġ is the space of byte-level vocabularies.
-  std::string text = R"({"model": {"type": "BPE", "merges": [], "vocab": {)";
+  std::string text = R"({"model": {"type": "BPE", "ignore_merges": true, "merges": [], "vocab": {)";
   for (std::int64_t i = 0; i < size; ++i) {
     fmt::format_to(std::back_inserter(text), "{}\"Ġ{}\": {}", i == 0 ? "" : ", ", i, i);
   }
