@@ -9,7 +9,8 @@ asan      every test under the address and undefined-behaviour sanitizers
 tsan      the suites named Threads* under the thread sanitizer
 fuzz      every fuzz target for FUZZ_SECONDS (6) from its committed corpus
 python    the Python package, in an environment that is made once (scripts/python.py)
-serve     a running server under others' clients and load, in short forms (tests/server/live; make soak: in full)
+serve     a running server under others' clients and load and its page in Chromium, in short forms (tests/server/live;
+          in full: make soak, tests/server/live/run.py --page)
 goldens   the golden files, made again, where `make goldens` has made an environment for it
 
 It closes with what was skipped and why, a table with the processor time of each preset, and the line

@@ -179,10 +179,12 @@ async function reply_follow(run) {
   state.running = null;
   await conversation_keep(conversation);
   partial_drop(conversation.name);
+  const follow = near_bottom();
   progress_show(run, null);
   views_update();
   buttons_update();
   figures_show(message);
+  if (follow) scroll_down();
   if (error) error_show(error);
   else announce(message.cut ? "The reply was stopped." : "The reply is complete.");
   // The server drops what a reply that did not end had read, unless the session was saved before.

@@ -80,7 +80,7 @@ export class MessageView {
     for (const column of this.columns) column.update(running && last);
     const { message } = this;
     const cut = message.cut || message.dense?.cut;
-    this.buttons.hidden = running;
+    this.buttons.style.visibility = running ? "hidden" : "";  // keeps its place: nothing jumps
     this.resume.hidden = !(last && cut);
     const label = message.content === "" ? "Try again" : this.continues ? "Continue" : "Write again";
     this.resume.textContent = label;

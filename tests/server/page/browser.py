@@ -33,8 +33,19 @@ DOCUMENT = "# The lighthouse\n\n" + "\n\n".join(
     f"Entry {day}. The lamp was lit at dusk, the wind stood in the west, and {day * 7} ships went by."
     for day in range(1, 101))
 
-# In every page before its own scripts: what violates the policy, what is sent, and answers put in place of the server's.
+# In every page before its own scripts: fresh storage with a user's settings, what violates the policy, what is sent,
+# and answers put in place of the server's.
 INJECTED = """
+const [run, settings] = ARGUMENTS;
+if (location.protocol === 'http:' && sessionStorage.getItem('test.run') !== run) {
+  sessionStorage.clear();
+  sessionStorage.setItem('test.run', run);
+  if (localStorage.getItem('test.run') !== run) {  // a second tab has its own session storage only
+    localStorage.clear();
+    localStorage.setItem('test.run', run);
+    localStorage.setItem('lca.settings', JSON.stringify(settings));
+  }
+}
 window.violations = [];
 addEventListener('securitypolicyviolation', (e) => violations.push(e.violatedDirective + ' ' + e.blockedURI));
 const kept = (name) => JSON.parse(sessionStorage.getItem(name) ?? '[]');
@@ -65,9 +76,7 @@ def driver_make():
                  "--force-device-scale-factor=1"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": INJECTED})
-    return driver
+    return webdriver.Chrome(options=options, service=Service(DRIVER))
 
 
 def checkpoint_of_letters(folder):
@@ -140,10 +149,14 @@ class PageTest(unittest.TestCase):
         kept = ("--sessions", self.talks) if self.sessions else ()
         self.server = Serving(self.model(), *kept, *flags, log=self.folder / "server.log").start()
         self.addCleanup(self.server_stop, self.server)
-        # The settings are there before the page is.
-        self.driver.get(f"{self.server.url}/page/icon.svg")
-        self.script("localStorage.setItem('lca.settings', JSON.stringify(arguments[0])); sessionStorage.clear()",
-                    self.settings)
+        self.driver.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": self.server.url, "storageTypes": "all"})
+        self.inject()
+
+    def inject(self):
+        """Into every page that this tab opens from now on."""
+        source = INJECTED.replace("ARGUMENTS", json.dumps([self.id(), self.settings]))
+        added = self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+        self.addCleanup(self.driver.execute_cdp_cmd, "Page.removeScriptToEvaluateOnNewDocument", added)
 
     @staticmethod
     def server_stop(server):

@@ -18,13 +18,10 @@ def stream_text(*pieces):
 
 class ChatTest(PageTest):
     @pytest.mark.short
-    def test_a_reply_is_streamed_and_the_next_turn_finds_the_cache(self):
-        self.watch("messages")
+    def test_a_reply_is_shown_and_the_next_turn_finds_the_cache(self):
         self.ask("First question")
         first = self.replies()[0]
         self.assertRegex(first, r"^[a-z ]{20,24}$")
-        growing = {text for text in self.watched("messages") if text}
-        self.assertGreater(len(growing), 2)  # not all at once
         self.assertGreater(self.count("figure-rate"), 0)
         body = self.chats()[0]
         self.assertEqual(body["messages"], [{"role": "user", "content": "First question"}])
@@ -36,10 +33,12 @@ class ChatTest(PageTest):
         self.wait(lambda: self.count("figure-cached") > len("First question"), "cached tokens")
 
     @pytest.mark.short
-    def test_stop_keeps_what_was_written_and_continue_goes_on(self):
+    def test_a_reply_is_streamed_stop_keeps_what_was_written_and_continue_goes_on(self):
         self.longest(None)
         self.send("A long one")
         self.written()
+        self.written(least=len(self.replies()[0]) + 1)  # it grows
+        self.assertTrue(self.shown("stop"))
         self.part("stop").click()
         self.finished()
         self.wait(self.server.is_idle, "the server sees that the client is gone")
@@ -240,7 +239,7 @@ class DocumentTest(PageTest):
         self.watch("progress-text")
         self.ask("How many ships?")
         seen = [text for text in self.watched("progress-text") if text.startswith("Reading")]
-        self.assertGreaterEqual(len(seen), 3, seen)
+        self.assertGreaterEqual(len(seen), 2, seen)
         self.assertTrue(any("left" in text for text in seen), seen)
         self.assertFalse(self.shown("progress"))
         content = self.chats()[0]["messages"][0]["content"]
