@@ -250,11 +250,11 @@ Json operation(const RouteEntry& entry, const RouteShape& shape) {
       {"404", "not there"},
       {"405", "another method is meant"},
       {"408", "the request came too slowly"},
-      {"409", "the session is in use"},
+      {"409", "the session is in use, or its file cannot be used"},
       {"413", "the body is too long"},
       {"429", "too many requests wait; see Retry-After"},
       {"431", "the headers are too long"},
-      {"503", "loading, or about to stop"}};
+      {"503", "loading, about to stop, or short of memory"}};
   for (const auto& [status, words] : kErrors) {
     answers[status]["description"] = words;
     answers[status]["content"] = json_content(error);

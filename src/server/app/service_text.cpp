@@ -52,7 +52,7 @@ class Jobs {
 
   void submit(Job job) {
     const std::size_t number = ids_.size();
-    ids_.push_back(host_.submit(std::move(job), [box = box_, number](JobEvent event) {
+    ids_.push_back(host_.submit_admitted(std::move(job), [box = box_, number](JobEvent event) {
       box->push({number, std::move(event)});
     }));
   }
@@ -137,6 +137,7 @@ asio::awaitable<void> Service::State::answer_text(const HttpRequest& request,
   ApiRequest asked = request_parse(route, request);
   ServedModel& chosen = served(asked.model);
   if (options.log_prompts && options.log) options.log(json_shown(Json(request.body)));
+  chosen.host().admit(asked.jobs);  // before anything that costs
   for (Job& job : asked.jobs) {
     if (&chosen != model.get()) job.session.clear();  // sessions are the model's alone
     chosen.prepare(job);

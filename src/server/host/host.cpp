@@ -140,11 +140,13 @@ int EngineHost::State::retry_seconds() const {
       std::ceil(std::clamp(std::max(reading, leaving) / 2, 1.0, kLongestRetry)));
 }
 
+void EngineHost::State::require_running() const {
+  if (!draining) return;
+  throw ApiException(refusal(503, "the server is shutting down and takes no more requests", {}, 5));
+}
+
 void EngineHost::State::require_room(std::size_t bytes) {
-  if (draining) {
-    throw ApiException(
-        refusal(503, "the server is shutting down and takes no more requests", {}, 5));
-  }
+  require_running();
   const bool full = counts.queued >= options.most_queued ||
                     (counts.queued > 0 && counts.queued_bytes + bytes > options.most_queued_bytes);
   if (!full) return;
@@ -155,7 +157,14 @@ void EngineHost::State::require_room(std::size_t bytes) {
       seconds));
 }
 
-JobId EngineHost::State::submit(Job job, OnEvent on_event) {
+void EngineHost::State::admit(std::span<const Job> jobs) {
+  std::size_t bytes = 0;
+  for (const Job& job : jobs) bytes += bytes_of(job);
+  const std::lock_guard guard(mutex);
+  require_room(bytes);
+}
+
+JobId EngineHost::State::submit(Job job, OnEvent on_event, bool admitted) {
   auto made = std::make_shared<HostJob>();
   made->bytes = bytes_of(job);
   if (job.n < 1) throw ApiException(refusal(400, "n must be 1 or more", "n"));
@@ -177,7 +186,11 @@ JobId EngineHost::State::submit(Job job, OnEvent on_event) {
   made->on_event = std::move(on_event);
   {
     const std::lock_guard guard(mutex);
-    require_room(made->bytes);
+    if (admitted) {
+      require_running();
+    } else {
+      require_room(made->bytes);
+    }
     made->id = ++last_id;
     jobs.emplace(made->id, made);
     ++counts.queued;
@@ -274,7 +287,11 @@ EngineHost::EngineHost(std::shared_ptr<const Model> model, Context& context, Hos
 EngineHost::~EngineHost() = default;
 
 JobId EngineHost::submit(Job job, OnEvent on_event) {
-  return state_->submit(std::move(job), std::move(on_event));
+  return state_->submit(std::move(job), std::move(on_event), false);
+}
+void EngineHost::admit(std::span<const Job> jobs) { state_->admit(jobs); }
+JobId EngineHost::submit_admitted(Job job, OnEvent on_event) {
+  return state_->submit(std::move(job), std::move(on_event), true);
 }
 bool EngineHost::cancel(JobId id) { return state_->cancel(id); }
 void EngineHost::drain(std::chrono::duration<double> most) { state_->drain(most); }

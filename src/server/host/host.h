@@ -28,6 +28,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -106,6 +107,11 @@ class EngineHost {
   /// Throws ApiException: 429 with the seconds to wait where too much is queued, 503 while
   /// draining, 400 where the job cannot run here.
   JobId submit(Job job, OnEvent on_event);
+  /// The same for the jobs of one request, which are queued all or none, however many they are:
+  /// throws as `submit` where there is no room for them; then they are submitted by
+  /// `submit_admitted`.
+  void admit(std::span<const Job> jobs);
+  JobId submit_admitted(Job job, OnEvent on_event);
   /// The job ends with `done` events of reason `cancelled`. False where it is over.
   bool cancel(JobId id);
   /// Refuses new jobs and waits for those that are left; what is not over then is cancelled.

@@ -105,9 +105,11 @@ struct EngineHost::State {
   std::optional<TaskQueue> workers;
   std::jthread stepper;  ///< the last to begin, the first to end
 
-  JobId submit(Job job, OnEvent on_event);
+  JobId submit(Job job, OnEvent on_event, bool admitted);
+  void admit(std::span<const Job> jobs);
   bool cancel(JobId id);
   void drain(std::chrono::duration<double> most);
+  void require_running() const;          ///< with the lock held
   void require_room(std::size_t bytes);  ///< with the lock held
   int retry_seconds() const;             ///< with the lock held
   void post(std::function<void()> task);

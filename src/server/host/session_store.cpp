@@ -55,6 +55,22 @@ void folder_sync(const std::filesystem::path& folder) {
   fail_not_found("there is no session \"{}\"", name);
 }
 
+/// Works on a session's file. Clients know sessions by name and not where they lie; and a file that
+/// cannot be used is no fault of the request.
+template <typename Work>
+auto file_named(std::string_view name, const std::filesystem::path& file, const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    std::string_view text = error.what();
+    const std::string before = path_printable(file.native()) + ": ";
+    if (text.starts_with(before)) text.remove_prefix(before.size());
+    const bool unfit = error.kind() == ErrorKind::bad_input;
+    throw Error(unfit ? ErrorKind::incompatible : error.kind(),
+                fmt::format("session \"{}\": {}", name, text));
+  }
+}
+
 /// The longest length up to `limit` at which a saved session can stand without its model.
 std::int64_t standing(const SessionRecord& record, std::int64_t limit) {
   limit = std::min(limit, record.head.length());
@@ -100,8 +116,9 @@ std::unique_ptr<SessionLock> SessionStore::try_lock(std::string_view name) const
   try {
     return std::make_unique<SessionLock>(path(name).native());
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::busy) throw;
-    return nullptr;
+    if (error.kind() == ErrorKind::busy) return nullptr;
+    fail_io("session \"{}\" cannot be kept: the folder of sessions is gone or cannot be written",
+            name);
   }
 }
 
@@ -141,13 +158,15 @@ std::optional<Session> SessionStore::load(std::string_view name, std::shared_ptr
                                           Context& context, const SessionOptions& options) {
   const std::filesystem::path file = path(name);
   if (!stamp_of(file)) return std::nullopt;
-  Session session = Session::load(std::move(model), context, file.native(), options);
+  Session session = file_named(
+      name, file, [&] { return Session::load(std::move(model), context, file.native(), options); });
   remember(name);
   return session;
 }
 
 void SessionStore::save(std::string_view name, const Session& session) {
-  session.save(path(name).native());
+  const std::filesystem::path file = path(name);
+  file_named(name, file, [&] { session.save(file.native()); });
   folder_sync(folder_);
   remember(name);
 }
@@ -216,7 +235,7 @@ std::vector<SessionRow> SessionStore::list() const {
 SessionFacts SessionStore::facts(std::string_view name, std::vector<std::int32_t>* tokens) const {
   const std::filesystem::path file = path(name);
   if (!stamp_of(file)) fail_missing(name);
-  SessionRecord record = session_read(file.native());
+  SessionRecord record = file_named(name, file, [&] { return session_read(file.native()); });
   const SessionLayout layout = session_layout(record.head.settings, record.head.length());
   SessionFacts facts;
   facts.tokens = layout.tokens;
@@ -248,7 +267,7 @@ void SessionStore::fork(std::string_view from, std::string_view to, std::int64_t
   if (stamp_of(target)) {
     fail_busy("there is a session \"{}\" already: delete it first, or choose another name", to);
   }
-  SessionRecord record = session_read(source.native());
+  SessionRecord record = file_named(from, source, [&] { return session_read(source.native()); });
   if (at_message >= 0) {
     const std::vector<std::int64_t> starts = turn_starts(record.head.tokens, turns);
     // Turn i + 1 begins where turn i ends; the first begins the conversation.

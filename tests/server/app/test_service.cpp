@@ -208,6 +208,17 @@ TEST(Service, TextBecomesTokensAndBack) {
   EXPECT_EQ(bench.post("/detokenize", {{"tokens", {1000000}}}).status, 400);
 }
 
+TEST(Service, ABatchOfPromptsIsOneRequestToTheQueue) {
+  server::HostOptions options = HostBench::usual();
+  options.most_queued = 2;
+  options.engine.most_sessions = 1;
+  ServiceBench bench(options);
+  const Json prompts = std::vector<Json>(40, Json("a"));
+  const RawReply reply = bench.post("/v1/completions", {{"prompt", prompts}, {"max_tokens", 1}});
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  EXPECT_EQ(Json::parse(reply.body)["choices"].size(), 40u);
+}
+
 TEST(Service, AModelsNameIsPrintable) {
   for (const char* name : {"", "a\r\nb", "a\x1b[2J"}) {
     EXPECT_THROW(server::ServedModel(name, HostBench::shared_model(), 1, HostBench::usual()), Error)

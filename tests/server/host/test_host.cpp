@@ -124,6 +124,7 @@ TEST(Host, TooMuchIsRefusedBeforeItIsTokenised) {
       EXPECT_GE(error.error().retry_after, 1);
     }
     EXPECT_EQ(bench.host.counts().refused, 2);
+    EXPECT_THROW(bench.host.admit(std::vector{HostBench::ids(1, 4)}), ApiException);
   }
   for (const auto& one : events) EXPECT_TRUE(one->wait());
   EXPECT_EQ(bench.host.counts().queued, 0);

@@ -220,8 +220,22 @@ TEST(HostSessions, AFileOfAnotherModelIsRefusedAndStays) {
   const ScratchFolder folder;
   HostBench bench(with_sessions(folder));
   write_file(bench.host.sessions()->path("s"), "no session");
-  EXPECT_EQ(bench.run(named({{"user", "a"}}, "s"))->status(), 400);
+  const auto reply = bench.run(named({{"user", "a"}}, "s"));
+  ASSERT_EQ(reply->status(), 409);
+  // By its name: where the server keeps it is nothing to the client.
+  const std::string message = reply->last().error->message;
+  EXPECT_NE(message.find("\"s\""), std::string::npos) << message;
+  EXPECT_EQ(message.find('/'), std::string::npos) << message;
   EXPECT_EQ(read_file(bench.host.sessions()->path("s")), "no session");
+}
+
+TEST(HostSessions, AFolderThatIsGoneIsNoFaultOfTheRequest) {
+  const ScratchFolder folder;
+  HostBench bench(with_sessions(folder));
+  std::filesystem::remove_all(folder / "sessions");
+  const auto reply = bench.run(named({{"user", "a"}}, "s"));
+  ASSERT_EQ(reply->status(), 500);
+  EXPECT_EQ(reply->last().error->message.find('/'), std::string::npos);
 }
 
 /// In a child process: talks for ever, and reports every completed turn to the parent.

@@ -89,7 +89,7 @@ def test_health_answers_while_a_prompt_is_read(serving):
     server = serving("slow", "--prefix-cache", "off")
 
     async def both():
-        long = asyncio.create_task(ask(server.port, "/v1/completions", streamed("z" * 60000, 2)))
+        long = asyncio.create_task(ask(server.port, "/v1/completions", streamed("z" * 30000, 2)))
         while server.metrics()["lca_requests_running"] == 0:
             await asyncio.sleep(0.005)
         health = await ask(server.port, "/health", None, method="GET")

@@ -136,10 +136,17 @@ def test_sigterm_lets_a_reply_end_and_saves_it(serving, tmp_path):
 def test_who_comes_while_the_server_drains_is_told_so(serving):
     server = serving("slow", "--drain", "600")
     chat = {"messages": [turn("x")], "max_tokens": 1}
+
+    def drains():
+        try:
+            return server.get("/health").status == 503
+        except OSError:  # it was connected when draining began, and had asked nothing yet
+            return False
+
     with Stream(server, "/v1/completions", endless()) as stream:
         next(stream.chunks())
         server.process.send_signal(signal.SIGTERM)
-        assert wait_until(lambda: server.get("/health").status == 503, 60)
+        assert wait_until(drains, 60)
         openai, anthropic = server.post("/v1/chat/completions", chat), server.post("/v1/messages", chat)
         assert openai.status == anthropic.status == 503
         assert openai.json()["error"]["type"] == "server_error" and anthropic.json()["type"] == "error"
