@@ -114,6 +114,9 @@ server::ServerOptions server_options(const ServeFlags& flags) {
   options.host = flags.host.text;
   options.port = static_cast<std::uint16_t>(count_parse("--port", flags.port.text, 0, 65535));
   options.without_key = flags.no_key;
+  if (flags.key.given() && flags.key.text.empty()) {
+    fail_input("--api-key is empty; give a key, or leave the flag out");
+  }
   options.gate.keys =
       server::keys_collect(flags.key.text, flags.key_file.text, std::getenv("LCA_API_KEY"));
   options.gate.allow_hosts = flags.allow_hosts;
@@ -207,9 +210,9 @@ void run(const ServeFlags& flags) {
       models_open(flags, service);
     } catch (...) {
       failure = std::current_exception();
-      server.stop();
     }
     loaded = true;
+    if (failure) server.stop();  // only now: run() returns at once
   });
   server.run();
   if (!loaded) std::_Exit(0);  // stopped while loading: there is nothing to save

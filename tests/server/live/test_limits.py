@@ -1,6 +1,8 @@
 """What is refused, with which status, and in whose dialect."""
 
 import json
+import os
+import shutil
 import subprocess
 import time
 
@@ -188,3 +190,17 @@ def test_tokens_go_to_text_and_back(server):
 def test_no_prompt_is_in_the_log(server):
     server.complete("a very particular sentence")
     assert "particular" not in server.said()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line(models, tmp_path):
+    broken = shutil.copytree(models["llama"], tmp_path / "broken")
+    os.truncate(broken / "model.safetensors", 1000)
+    for _ in range(5):
+        done = subprocess.run([PROGRAM, "serve", broken, "--port", "0"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and done.stderr.count("lca: error: ") == 1, (done.returncode, done.stderr)
+
+
+def test_an_empty_key_is_no_key(models):
+    done = subprocess.run([PROGRAM, "serve", models["llama"], "--port", "0", "--api-key", ""], capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 2 and "--api-key is empty" in done.stderr
