@@ -92,7 +92,7 @@ void ModelFlags::add_common(CLI::App& app, const std::string& precision,
                             KnobFlags::MethodFlag method_flag) {
   adapter_.add(app, "a PEFT LoRA folder to apply");
   precision_.add(app, "--precision", "auto|f32|bf16",
-                 "type of matrix products; auto: bf16 where the processor has it", precision);
+                 "type of matrix products and of the cache; auto: bf16", precision);
   weights_.add(app);
   chunk_.add(app, "--chunk", "N", "tokens of a prompt per chunk; tuned unless given");
   where_.add(app, "auto");

@@ -90,8 +90,7 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
   }
   Context context(options.threads);
 
-  const bool narrow = gpu != kCpu || options.precision == Precision::bf16 ||
-                      (options.precision == Precision::automatic && product_bf16_is_native());
+  const bool narrow = gpu != kCpu || options.precision != Precision::f32;
   state->product = narrow ? ProductType::bf16 : ProductType::f32;
   state->cache_dtype = narrow ? DType::bf16 : DType::f32;
   // Two passes over the weights where they are arranged for decoding or copied, else one.

@@ -279,8 +279,9 @@ TEST_F(EvalCommand, PerplexityOfWindowsOfSeveralDocuments) {
 TEST_F(EvalCommand, EverydayIsTheDistanceFromTheDenseBase) {
   const std::string prompts =
       file("prompts.txt", "How are you?\n\nWhat is the time in the morning?\r\nTell me a story.\n");
-  const Words words = {"eval", "everyday", model.path(), "--prompts", prompts,
-                       "-n",   "40",       "--threads",  "1"};
+  const Words words = {
+      "eval", "everyday",  model.path(), "--prompts",   prompts, "-n",
+      "40",   "--threads", "1",          "--precision", "f32"};  // a step and a prompt round alike
   const json dense = printed(words + Words{"--method", "dense"});
   EXPECT_NEAR(dense["kl"].get<double>(), 0, 1e-6);
   EXPECT_EQ(dense["prompts"], 3);
