@@ -32,7 +32,8 @@ constexpr const char* kServeExamples =
     "  lca serve smollm2\n"
     "  lca serve smollm2 --sessions talks --compare\n"
     "  lca serve model.gguf --host 0.0.0.0 --api-key-file key.txt --allow-host llm.example.org\n"
-    "  lca serve --random deepseek-v2-lite --device cuda    # prompts of token ids; to measure with\n"
+    "  lca serve --random deepseek-v2-lite --device cuda    # prompts of token ids; to measure "
+    "with\n"
     "  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", "
     "\"content\": \"Hello\"}]}'";
 

@@ -39,8 +39,8 @@ struct ModelOptions {
   std::string device = "auto";
   int threads = 0;  ///< that load it; 0: one per core this process may use
   FileAccess access = FileAccess::map;
-  /// `automatic`: bf16. Where the processor does not multiply it, factors are rounded and multiplied
-  /// as float32, so that sessions move between processors.
+  /// `automatic`: bf16. Where the processor does not multiply it, factors are rounded and
+  /// multiplied as float32, so that sessions move between processors.
   Precision precision = Precision::automatic;
   WeightPacking weights = WeightPacking::keep;
   GroupStorage groups = GroupStorage::bf16;  ///< other than bf16: on a GPU only

@@ -2,8 +2,8 @@
 /// The instruction sets that SIMD files are compiled for. Include before any header of Highway.
 
 // Not those whose vectors have no size known to the compiler: the register-blocked products need
-// arrays of vectors. Nor SSSE3: processors without SSE4 take SSE2. A sanitizer sees the same code in the
-// narrowest and the wider ones, and takes long to compile each.
+// arrays of vectors. Nor SSSE3: processors without SSE4 take SSE2. A sanitizer sees the same code
+// in the narrowest and the wider ones, and takes long to compile each.
 #ifdef LCA_SANITIZED
 #define LCA_SPARED_TARGETS HWY_SSE4
 #else
