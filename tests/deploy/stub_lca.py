@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands for `lca serve` where no model is wanted: the mock of the page's tests behind the program's flags.
+"""Stands for `lca serve` where no model is wanted: mock.py behind the program's flags.
 
     tests/deploy/stub_lca.py serve MODEL [--host H] [--port N] [--sessions DIR] [flags that are ignored]
 
@@ -9,14 +9,12 @@ A question that holds `die-now` ends the process before the first byte, `die-lat
 
 import argparse
 import os
-import pathlib
 import signal
 import sys
 import threading
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "server" / "page"))
-import mock  # noqa: E402
+import mock
 
 
 class StubHandler(mock.PageHandler):
