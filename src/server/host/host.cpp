@@ -157,9 +157,9 @@ void EngineHost::State::require_room(std::size_t bytes) {
       seconds));
 }
 
-void EngineHost::State::admit(std::span<const Job> jobs) {
+void EngineHost::State::admit(std::span<const Job> asked) {
   std::size_t bytes = 0;
-  for (const Job& job : jobs) bytes += bytes_of(job);
+  for (const Job& job : asked) bytes += bytes_of(job);
   const std::lock_guard guard(mutex);
   require_room(bytes);
 }

@@ -106,7 +106,7 @@ struct EngineHost::State {
   std::jthread stepper;  ///< the last to begin, the first to end
 
   JobId submit(Job job, OnEvent on_event, bool admitted);
-  void admit(std::span<const Job> jobs);
+  void admit(std::span<const Job> asked);
   bool cancel(JobId id);
   void drain(std::chrono::duration<double> most);
   void require_running() const;          ///< with the lock held

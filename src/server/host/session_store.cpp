@@ -82,6 +82,17 @@ std::int64_t standing(const SessionRecord& record, std::int64_t limit) {
   return best;
 }
 
+/// A session of the same model that has read nothing.
+void record_empty(SessionRecord& record) {
+  SessionHead& head = record.head;
+  head.tokens.clear();
+  head.pending.clear();
+  head.logits.clear();
+  head.truncate_floor = head.prompt_end = 0;
+  record.marks.clear();
+  for (Cache& cache : record.caches) cache = Cache(LayerSpec(cache.spec()));
+}
+
 }  // namespace
 
 SessionStore::SessionStore(std::filesystem::path folder) : folder_(std::move(folder)) {
@@ -283,12 +294,8 @@ void SessionStore::fork(std::string_view from, std::string_view to, std::int64_t
     }
     const std::int64_t length = standing(record, limit);
     if (length == 0) {
-      fail_input(
-          "session \"{}\" cannot go back to message {}: nothing marks it; send the messages under "
-          "the new name instead",
-          from, at_message);
-    }
-    if (length < record.head.length()) {
+      record_empty(record);  // nothing marks the place: what the next request carries is read
+    } else if (length < record.head.length()) {
       // The token after it would be read again, for its logits: a request brings it along.
       session_cut(record, length + 1, from);
       record.head.pending.clear();

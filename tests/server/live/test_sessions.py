@@ -153,3 +153,21 @@ def test_who_comes_while_the_server_drains_is_told_so(serving):
         assert int(openai.headers["retry-after"]) >= 1
         next(stream.chunks())  # what runs goes on
     assert server.process.wait(60) == 0
+
+
+def test_a_fork_where_nothing_is_marked_is_read_again(serving, tmp_path):
+    server = serving("slow", "--sessions", tmp_path, "--precision", "f32")
+    talk = [{"role": "user", "content": "a short one"}]
+    for text in ("x" * 5000, "go on", "and on"):
+        reply = server.chat(talk, metadata={"session": "long"})
+        talk += [{"role": "assistant", "content": reply["choices"][0]["message"]["content"]},
+                 {"role": "user", "content": text}]
+    for at, name in ((0, "none"), (1, "one"), (2, "two")):
+        fork = server.post("/v1/sessions/long/fork", {"to": name, "at_message": at})
+        assert fork.status == 200, fork.body
+        assert len(server.get(f"/v1/sessions/{name}/messages").json()["messages"]) == at
+        assert server.get(f"/cache/{name}").json()["tokens"] < 200
+    branch = [*talk[:2], {"role": "user", "content": "another question"}]
+    forked = server.chat(branch, metadata={"session": "two"})
+    assert forked["choices"] == server.chat(branch, metadata={"session": "fresh"})["choices"]
+    assert server.get("/cache/two").json()["tokens"] > 20

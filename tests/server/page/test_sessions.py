@@ -119,7 +119,7 @@ class CacheTest(PageTest):
         cache = self.server.get(f"/cache/{name}").json()
         self.assertGreater(cache["groups"], 100)
         self.wait(lambda: f"{cache['tokens']:,} tokens:" in self.part("strip-summary").text, "summary")
-        self.assertRegex(self.part("cache-bytes").text, r"^[\d.]+ MB instead of [\d.]+ MB")
+        self.assertRegex(self.part("cache-bytes").text, r"^[\d.]+ [kM]B instead of [\d.]+ MB")
         size = (cache["tokens"] - cache["sink"] - cache["window"]) // cache["groups"]
         sinks = -(-cache["sink"] // size)
         canvas = self.part("strip")
