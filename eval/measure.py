@@ -53,13 +53,18 @@ class Measurement:
         self.commands[name] = shlex.join(["lca", *command[1:]])
         return lines_of(results), json.loads(done.stdout)
 
+    def haystacks(self):
+        """Flags that name essays and held-out books."""
+        data = self.options.texts / "data"
+        folders = [data / "general/essays", *sorted({path.parent for path in (data / "held-out").rglob("*.txt")})]
+        return [word for folder in folders for word in ("--text", str(folder))]
+
     def needle(self, name, cells):
         """{length: {keys: {"depths": […], "hits": "1011…"}}}, in the order of depth and sample."""
         found = {}
         for length, keys, levels, samples in cells:
-            rows, _ = self.run(f"{name}-{length}", "needle", "--text", str(self.options.texts / "data/general/essays"),
-                               "--text", str(self.options.texts / "data/held-out"), "--lengths", str(length), "--keys",
-                               keys, "--depths", depths(length, 1024, levels), "--samples", str(samples), "--seed",
+            rows, _ = self.run(f"{name}-{length}", "needle", *self.haystacks(), "--lengths", str(length), "--keys", keys,
+                               "--depths", depths(length, 1024, levels), "--samples", str(samples), "--seed",
                                str(self.options.seed))
             for count in sorted({row["keys"] for row in rows}):
                 some = sorted((row for row in rows if row["keys"] == count),
@@ -74,7 +79,8 @@ class Measurement:
         """{length: {task: [scores]}}, and what was skipped."""
         options = self.options
         arguments = ["--lengths", "4096,8192", "--samples", str(4 if options.small else 200), "--seed",
-                     str(options.seed), "--essays", str(options.texts / "data/general/essays")]
+                     str(options.seed), "--essays",
+                     *map(str, sorted((options.texts / "data/general/essays").glob("*.txt")))]
         for flag, path in (("--words", options.words), ("--squad", options.squad), ("--hotpotqa", options.hotpotqa),
                            ("--tasks", options.tasks)):
             if path:

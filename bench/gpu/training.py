@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """One attention layer as training runs it, forward and backward, ours and its peers in one run on one GPU.
 
-    bench/gpu/training.py OUT.json [--lengths 8192,32768,65536] [--triton FILE] [--no-flex]
+    bench/gpu/training.py OUT.json [--lengths 8192,32768,65536] [--shapes smollm2,deepseek-v2-lite] [--triton FILE]
+                          [--no-flex]
 
 Rows: our kernels (condense + attend), the same mechanism in eager PyTorch, FlexAttention compiled with LCA's
 mask over representatives and tokens (our condensation counted on its side too), a Triton kernel (forward
@@ -169,21 +170,45 @@ class Gqa:
         return [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (self.q, self.k, self.v)]
 
 
-def flex_of(layer):
-    """FlexAttention, compiled, with LCA's mask over [representatives, tokens]; representatives fill whole blocks."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-    m, n = groups(layer.length), layer.length
-    room = -(-m // 128) * 128
+def block_mask_of(length, reps, size=128):
+    """LCA's mask over [representatives, tokens] as FlexAttention's table of blocks, written down from the law itself:
+    create_block_mask would look at every pair, which at 128K are 18 billion."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    def held(query):
+        return torch.clamp((query + 1 - WINDOW) // GROUP, min=0)
 
     def sees(batch, head, query, key):
-        held = torch.clamp((query + 1 - WINDOW) // GROUP, min=0)
-        token = key - room
-        return torch.where(key < room, key < held, (token <= query) & (token >= held * GROUP))
+        token = key - reps
+        return torch.where(key < reps, key < held(query), (token <= query) & (token >= held(query) * GROUP))
+
+    first = torch.arange(0, length, size, device="cuda")[:, None]
+    last = (first + size - 1).clamp(max=length - 1)
+    rep = torch.arange(0, reps, size, device="cuda")[None]
+    token = torch.arange(0, length, size, device="cuda")[None]
+    end = (token + size - 1).clamp(max=length - 1)
+    full = torch.cat([rep + size <= held(first), (end <= first) & (token >= held(last) * GROUP)], 1)
+    some = torch.cat([rep < held(last), (token <= last) & (end >= held(first) * GROUP)], 1) & ~full
+
+    def listed(blocks):
+        """How many blocks each row of queries has, and their numbers in order, before all others."""
+        return blocks.sum(1, dtype=torch.int32)[None, None], torch.argsort(
+            (~blocks).to(torch.int8), dim=1, stable=True).to(torch.int32)[None, None]
+
+    return BlockMask.from_kv_blocks(*listed(some), *listed(full), BLOCK_SIZE=size, mask_mod=sees,
+                                    seq_lengths=(length, reps + length))
+
+
+def flex_of(layer):
+    """FlexAttention, compiled, with LCA's mask over [representatives, tokens]; representatives fill whole blocks."""
+    from torch.nn.attention.flex_attention import flex_attention
+    m, n = groups(layer.length), layer.length
+    room = -(-m // 128) * 128
 
     def filled(x):
         return torch.cat([x[:, :, :m], x.new_zeros(*x.shape[:2], room - m, x.shape[3]), x[:, :, m:]], 2)
 
-    mask = torch.compile(create_block_mask)(sees, None, None, n, room + n, device="cuda")
+    mask = block_mask_of(n, room)
     attend = torch.compile(flex_attention, dynamic=False)
 
     def run():
@@ -279,6 +304,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--lengths", default="8192,32768,65536")
     parser.add_argument("--forward-lengths", default="131072,1048576", help="forward only, ours and Triton")
+    parser.add_argument("--shapes", default="smollm2,deepseek-v2-lite")
     parser.add_argument("--triton", type=pathlib.Path)
     parser.add_argument("--no-flex", action="store_true")
     options = parser.parse_args()
@@ -298,18 +324,20 @@ def main():
         if options.triton and isinstance(layer, Mla):
             table.add(layer, "triton", lambda: triton_of(layer, options.triton), backward=False)
 
-    peers(Gqa(8192), ["cudnn", "flash", "efficient"])
-    lengths = [int(x) for x in options.lengths.split(",")]
+    shapes = options.shapes.split(",")
+    lengths = [int(x) for x in options.lengths.split(",")] if Mla.name in shapes else []
+    if Gqa.name in shapes:
+        peers(Gqa(8192), ["cudnn", "flash", "efficient"])
     for length in lengths:
         peers(Mla(length), ["cudnn"])
-    for length in (int(x) for x in options.forward_lengths.split(",") if x):
+    for length in (int(x) for x in options.forward_lengths.split(",") if x and lengths):
         layer = Mla(length)
         table.add(layer, "ours", lambda: layer.ours, backward=length <= 131072)
         if options.triton:
             table.add(layer, "triton", lambda: triton_of(layer, options.triton), backward=False)
         del layer
     if not options.no_flex:  # last: compiling takes minutes
-        for make in [lambda: Gqa(8192), *(lambda n=n: Mla(n) for n in lengths)]:
+        for make in [lambda: Gqa(8192)] * (Gqa.name in shapes) + [lambda n=n: Mla(n) for n in lengths]:
             layer = make()
             table.add(layer, "flex", lambda: flex_of(layer))
             del layer
