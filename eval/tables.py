@@ -164,8 +164,7 @@ def tables(folder, chosen=()):
               for against in ("base-dense", "dense") if against in arms]
     parts += [ruler(arms, titles, chosen, against) for against in ("base-dense", "dense") if against in arms]
     parts.append(everyday(arms, titles))
-    if (folder / "sweep.json").exists():
-        parts.append(sweep(folder / "sweep.json"))
+    parts += [sweep(folder / name) for name in ("sweep.json", "runs.json") if (folder / name).exists()]
     return "\n".join(part for part in parts if part)
 
 

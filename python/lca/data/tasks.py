@@ -198,7 +198,7 @@ class Maker:
         form, blocks = self._draw.choice(templates.RECORDS), self._draw.randint(1, min(4, count))
         lines = [fill(form, **self._fields(key, value))[0] for key, value in zip(keys, found)]
         bounds = [0, *sorted(self._draw.sample(range(1, count), blocks - 1)), count]
-        asked = self._draw.sample(range(count), self._draw.randint(1, min(4, self._cap, count)))
+        asked = self._draw.sample(range(count), self._draw.randint(1, min(max(4, self._cap // 2), self._cap, count)))
         plants = [Plant("\n".join(lines[a:b]), depth, any(a <= i < b for i in asked), block=True)
                   for a, b, depth in zip(bounds, bounds[1:], _depths(self._draw, blocks))]
         return Task("", plants, [self._ask(keys[i], found[i]) for i in asked])
@@ -212,7 +212,7 @@ class Maker:
 
     def passage(self) -> Task:
         """Passages of the text, to be repeated word for word."""
-        return Task("", [], [], passages=self._draw.randint(1, min(3, self._cap)))
+        return Task("", [], [], passages=self._draw.randint(1, min(max(3, self._cap // 6), self._cap)))
 
 
 TASKS: dict[str, Callable[[Maker], Task]] = {
