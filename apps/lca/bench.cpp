@@ -5,6 +5,7 @@
 #include "bench_cpu.h"
 #include "bench_cuda.h"
 #include "command.h"
+#include "core/cpu_level.h"
 #include "core/error.h"
 #include "core/pages.h"
 #include "interrupt.h"
@@ -345,7 +346,7 @@ LayerSpec CpuBench::spec_of(MethodKind kind) const {
 
 std::string bench_head(const CpuBench& job) {
   return fmt::format("{}, {}, {} threads, {}, {}\n{}\n", job.model.name, dtype_name(job.spec.dtype),
-                     job.threads, machine_name(), date_text(), settings_line(job.spec.settings));
+                     job.threads, machine_text(), date_text(), settings_line(job.spec.settings));
 }
 
 nlohmann::ordered_json bench_json(const CpuBench& job, nlohmann::ordered_json rows) {
@@ -358,6 +359,7 @@ nlohmann::ordered_json bench_json(const CpuBench& job, nlohmann::ordered_json ro
           {"shape", job.model.name},
           {"dtype", dtype_name(job.spec.dtype)},
           {"machine", machine_name()},
+          {"level", cpu_level_name(cpu_level())},
           {"date", date_text()},
           {"settings", std::move(settings)}};
 }

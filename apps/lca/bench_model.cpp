@@ -4,6 +4,7 @@
 #include "bench/cuda/bench_experts.h"
 #include "bench_model_runs.h"
 #include "command.h"
+#include "core/cpu_level.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "interrupt.h"
@@ -202,7 +203,7 @@ void run(const BenchModelFlags& flags) {
         on_gpu ? fmt::format("{} ({}; cuBLAS sustains {} TFLOP/s)", info.device,
                              cuda::bench_device(cuda::device_parse(info.device)).name,
                              number_text(cublas / 1e12))
-               : fmt::format("{} threads ({})", threads, machine_name());
+               : fmt::format("{} threads, {}", threads, machine_text());
     const std::string adapter =
         info.adapter.empty() ? "" : ", adapter " + path_printable(info.adapter);
     print(fmt::format("{}{}, {}, {}, {}\n{}\n{}", path_printable(info.path), adapter, method,
@@ -225,6 +226,7 @@ void run(const BenchModelFlags& flags) {
                {"model", info.path},
                {"adapter", info.adapter.empty() ? Json() : Json(info.adapter)},
                {"machine", machine_name()},
+               {"level", cpu_level_name(cpu_level())},
                {"date", date_text()},
                {"threads", threads},
                {"precision", precision},

@@ -20,6 +20,7 @@ Command op_backward_command(CLI::App& parent);
 Command bench_attention_command(CLI::App& parent);
 Command bench_model_command(CLI::App& parent);
 Command bench_experts_command(CLI::App& parent);
+Command bench_product_command(CLI::App& parent);
 Command eval_everyday_command(CLI::App& parent);
 Command eval_needle_command(CLI::App& parent);
 Command eval_perplexity_command(CLI::App& parent);

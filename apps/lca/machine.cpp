@@ -1,7 +1,10 @@
 #include "machine.h"
 
+#include "core/cpu_level.h"
 #include "core/error.h"
 #include "terminal.h"
+
+#include <fmt/format.h>
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -19,6 +22,10 @@ std::string machine_name() {
   if (!name.empty()) return name;
   utsname system{};
   return ::uname(&system) == 0 ? system.machine : "unknown";
+}
+
+std::string machine_text() {
+  return fmt::format("{} ({})", machine_name(), cpu_level_name(cpu_level()));
 }
 
 std::string date_text() {

@@ -11,6 +11,9 @@ namespace lca::cli {
 /// The processor's own name.
 std::string machine_name();
 
+/// The same with the level of its instructions that kernels use.
+std::string machine_text();
+
 /// Now, as 2025-01-31T12:00:00Z.
 std::string date_text();
 

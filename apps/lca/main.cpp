@@ -139,10 +139,12 @@ struct Program {
         "Examples:\n"
         "  lca bench attention --shape deepseek-v2-lite --lengths 1K,4K,16K\n"
         "  lca bench model smollm2 --prompt 2K,8K --depths 0,8K --json\n"
+        "  LCA_CPU=avx2 lca bench product --types q4_0,q4_k   # as on a lesser processor\n"
         "More: lca bench attention --help, lca bench model --help");
     commands.push_back(bench_attention_command(*bench));
     commands.push_back(bench_model_command(*bench));
     commands.push_back(bench_experts_command(*bench));
+    commands.push_back(bench_product_command(*bench));
 
     CLI::App* demo = app.get_subcommand("demo");
     commands.push_back(demo_attention_command(*demo));

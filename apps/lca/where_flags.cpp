@@ -1,10 +1,10 @@
 #include "where_flags.h"
 
+#include "core/cpu_level.h"
 #include "core/cuda/device_name.h"
 #include "core/error.h"
 #include "core/kernel_choice.h"
 #include "core/text.h"
-#include "ops/cpu/kernel_choice.h"
 
 namespace lca::cli {
 namespace {
@@ -49,7 +49,7 @@ void WhereFlags::apply() const {
     case Kernels::fast:
       break;
     case Kernels::portable:
-      cpu_kernels_portable();
+      cpu_level_lower(CpuLevel::scalar);
       cuda::kernels_portable();
       break;
     case Kernels::reference:
@@ -105,7 +105,7 @@ LayerWhereFlags::Choice LayerWhereFlags::read() const {
     choice.cuda.device = device_is_cuda(device) ? device_ordinal(device) : 0;
     if (!cuda::unavailable().empty()) fail_incompatible("{}", cuda::unavailable());
   } else if (code == Kernels::portable) {
-    cpu_kernels_portable();
+    cpu_level_lower(CpuLevel::scalar);
   }
   return choice;
 }

@@ -4,6 +4,7 @@
 
 #include "core/cgroups.h"
 #include "core/context_state.h"
+#include "core/cpu_level.h"
 #include "core/error.h"
 
 namespace lca {
@@ -21,7 +22,9 @@ int threads_checked(int threads) {
 
 }  // namespace
 
-Context::Context(int threads) : state_(std::make_unique<State>(threads_checked(threads))) {}
+Context::Context(int threads) : state_(std::make_unique<State>(threads_checked(threads))) {
+  cpu_level();  // a wrong LCA_CPU is an error here, not in the middle of a kernel
+}
 Context::~Context() = default;
 
 int Context::threads() const { return state_->pool.size(); }

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "ops/packed.h"
-#include "ops/packed_dot.h"
+#include "ops/quantised_rows.h"
 
 namespace lca {
 

@@ -9,10 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "core/workspace.h"
 #include "ops/elementwise.h"
 #include "ops/linear.h"
 #include "ops/matmul.h"
-#include "ops/packed_dot.h"
+#include "ops/strips.h"
 #include "support/worst.h"
 
 namespace lca::test {
@@ -92,7 +93,7 @@ TEST(Linear, FewRowsOnPackedBlocksStayCloseToUnpackedOnes) {
   int checked = 0;
   for (int t = 0; t < kPackedTypes; ++t) {
     const auto type = static_cast<PackedType>(t);
-    if (!packed_dot_supported(type)) continue;
+    if (!strips_supported(type)) continue;
     const PackedTypeInfo& info = packed_type_info(type);
     const std::int64_t in = 768, out = 45;
     // Any bytes are valid weights, except the scales, which must be finite half-precision numbers.
@@ -110,7 +111,13 @@ TEST(Linear, FewRowsOnPackedBlocksStayCloseToUnpackedOnes) {
                        type == PackedType::q4_k || type == PackedType::q5_k;
       if (two) std::memcpy(bytes.data() + at + 2, &minimum, 2);
     }
-    const PackedMatrix matrix{bytes.data(), type, out, in};
+    const PackedMatrix plain{bytes.data(), type, out, in};
+    const std::size_t strip = strip_bytes(type, in);
+    const AlignedBytes memory = aligned_bytes(static_cast<std::size_t>(strip_count(out)) * strip);
+    for (std::int64_t i = 0; i < strip_count(out); ++i) {
+      strip_arrange(plain, i, memory.get() + static_cast<std::size_t>(i) * strip);
+    }
+    const PackedMatrix matrix{memory.get(), type, out, in, true};
     std::vector<float> w(static_cast<std::size_t>(out * in));
     unpack_f32(type, bytes.data(), w.data(), out * in);
     double norm = 0;

@@ -8,16 +8,29 @@
 #include <random>
 #include <vector>
 
+#include "core/cpu_level.h"
 #include "core/workspace.h"
+#include "ops/cpu/strip_kernels.h"
 #include "ops/linear.h"
 #include "ops/strips.h"
-#include "support/worst.h"
 
 namespace lca::test {
 namespace {
 
 constexpr PackedType kTypes[] = {PackedType::q4_0, PackedType::q4_1, PackedType::q5_0,
-                                 PackedType::q5_1, PackedType::q8_0};
+                                 PackedType::q5_1, PackedType::q8_0, PackedType::q4_k,
+                                 PackedType::q5_k, PackedType::q6_k};
+
+/// The product of every instruction set that this processor has.
+std::vector<std::pair<const char*, StripsDot>> products() {
+  std::vector<std::pair<const char*, StripsDot>> found;
+#if defined(__x86_64__)
+  if (cpu_level() >= CpuLevel::avx2) found.emplace_back("avx2", avx2::kStripsDot);
+  if (strips_dot_in_use() == vnni::kStripsDot) found.emplace_back("vnni", vnni::kStripsDot);
+#endif
+  std::erase_if(found, [](const auto& each) { return each.second == nullptr; });
+  return found;
+}
 
 /// Blocks of random quants with scales of about 2⁻⁶.
 std::vector<std::byte> random_rows(PackedType type, std::int64_t rows, std::int64_t columns) {
@@ -25,14 +38,31 @@ std::vector<std::byte> random_rows(PackedType type, std::int64_t rows, std::int6
   std::vector<std::byte> bytes(static_cast<std::size_t>(rows) * packed_bytes(type, columns));
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() & 255u);
   const std::size_t block = packed_type_info(type).block_bytes;
-  const bool minimum = type == PackedType::q4_1 || type == PackedType::q5_1;
+  const bool minimum = type == PackedType::q4_1 || type == PackedType::q5_1 ||
+                       type == PackedType::q4_k || type == PackedType::q5_k;
+  const std::size_t scale_at = type == PackedType::q6_k ? block - 2 : 0;
   for (std::size_t at = 0; at < bytes.size(); at += block) {
     for (std::size_t header = 0; header < (minimum ? 4u : 2u); header += 2) {
       const auto half = static_cast<std::uint16_t>(0x2400u | (random() & 0x83ffu));
-      std::memcpy(bytes.data() + at + header, &half, sizeof half);
+      std::memcpy(bytes.data() + at + scale_at + header, &half, sizeof half);
     }
   }
   return bytes;
+}
+
+/// The largest quants everywhere: sums of 16 bits are at their limits. Headers stay.
+void extremes_write(PackedType type, std::vector<std::byte>& bytes) {
+  const PackedTypeInfo& info = packed_type_info(type);
+  const bool k = info.block_values == 256;
+  const std::size_t header = type == PackedType::q6_k                               ? 0
+                             : k                                                    ? 16
+                             : type == PackedType::q4_1 || type == PackedType::q5_1 ? 4
+                                                                                    : 2;
+  const std::size_t end = type == PackedType::q6_k ? 192 : info.block_bytes;
+  const auto most = static_cast<std::byte>(type == PackedType::q8_0 ? 0x80 : 0xff);
+  for (std::size_t at = 0; at < bytes.size(); at += info.block_bytes) {
+    for (std::size_t i = header; i < end; ++i) bytes[at + i] = most;
+  }
 }
 
 struct Strips {
@@ -54,7 +84,8 @@ struct Strips {
 TEST(Strips, GiveTheRowsBackToTheBit) {
   for (const PackedType type : kTypes) {
     for (const std::int64_t rows : {1, 15, 16, 17, 40}) {
-      for (const std::int64_t columns : {32, 96, 576}) {
+      for (const std::int64_t blocks : {1, 3, 5}) {
+        const std::int64_t columns = blocks * packed_type_info(type).block_values;
         const auto bytes = random_rows(type, rows, columns);
         const PackedMatrix plain{bytes.data(), type, rows, columns};
         const Strips strips(plain);
@@ -73,7 +104,7 @@ TEST(Strips, GiveTheRowsBackToTheBit) {
 
 TEST(Strips, TakeNoMoreMemoryThanRowsAndALine) {
   for (const PackedType type : kTypes) {
-    for (const std::int64_t columns : {32, 96, 576, 2048}) {
+    for (const std::int64_t columns : {256, 768, 2048}) {
       const std::size_t rows = static_cast<std::size_t>(kStripRows) * packed_bytes(type, columns);
       EXPECT_GE(strip_bytes(type, columns), rows);
       EXPECT_LT(strip_bytes(type, columns), rows + kAlignment);
@@ -81,47 +112,95 @@ TEST(Strips, TakeNoMoreMemoryThanRowsAndALine) {
   }
 }
 
-TEST(Strips, KBlocksAndPlainNumbersKeepTheirRows) {
-  for (const PackedType type : {PackedType::f32, PackedType::f16, PackedType::bf16,
-                                PackedType::q4_k, PackedType::q5_k, PackedType::q6_k}) {
+TEST(Strips, PlainNumbersKeepTheirRows) {
+  for (const PackedType type : {PackedType::f32, PackedType::f16, PackedType::bf16}) {
     EXPECT_FALSE(strips_supported(type)) << packed_type_info(type).name;
   }
 }
 
-// Both layouts round activations alike and differ in the order of sums; many rows are unpacked to
-// the very same panels.
-TEST(Strips, MultiplyAsRowsDo) {
-  if (!strips_supported(PackedType::q8_0)) GTEST_SKIP() << "this processor has no AVX-512 VNNI";
-  Context context(2);
+// Against the sums in double precision of unpacked weights and rounded activations, and at the ends
+// of all ranges.
+TEST(Strips, MultiplyAsUnpackedWeightsDo) {
+  if (products().empty()) GTEST_SKIP() << "this processor has neither AVX2 nor AVX-512 VNNI";
   for (const PackedType type : kTypes) {
-    for (const std::int64_t out : {7, 16, 49, 200}) {
-      const std::int64_t in = 320;
-      const auto bytes = random_rows(type, out, in);
-      const Linear plain{{bytes.data(), type, out, in}, nullptr, {}};
-      const Strips strips(plain.weight);
-      const Linear arranged{strips.matrix, nullptr, {}};
-      for (const std::int64_t rows : {1, 2, 3, 4, 7, 12, 13, 60}) {
-        std::vector<float> x(static_cast<std::size_t>(rows * in));
-        std::mt19937 random(5);
-        std::normal_distribution<float> normal;
-        for (float& value : x) value = normal(random);
-        const auto nan = std::numeric_limits<float>::quiet_NaN();
-        std::vector<float> expected(static_cast<std::size_t>(rows * out), nan);
-        std::vector<float> actual(expected.size(), nan);
-        linear(context, plain, ProductType::bf16, x.data(), rows, expected.data());
-        linear(context, arranged, ProductType::bf16, x.data(), rows, actual.data());
-        EXPECT_LE(worst_difference(expected, actual), rows > 12 ? 0 : 2e-6 * largest(expected))
-            << packed_type_info(type).name << " " << out << " " << rows;
+    for (const std::int64_t out : {7, 16, 49}) {
+      const std::int64_t in = 512;
+      auto bytes = random_rows(type, out, in);
+      const PackedMatrix plain{bytes.data(), type, out, in};
+      for (const bool extreme : {false, true}) {
+        if (extreme) extremes_write(type, bytes);
+        const Strips strips(plain);
+        std::vector<float> w(static_cast<std::size_t>(out * in));
+        unpack_f32(type, bytes.data(), w.data(), out * in);
+        for (const std::int64_t rows : {1, 2, 3, 4, 7, 12}) {
+          std::vector<float> x(static_cast<std::size_t>(rows * in));
+          std::mt19937 random(5);
+          std::normal_distribution<float> normal;
+          for (float& value : x) value = extreme ? 1.0F : normal(random);
+          const AlignedBytes memory = aligned_bytes(quantised_bytes(rows, in));
+          const QuantisedRows rounded = quantise_rows(x.data(), rows, in, memory.get());
+          std::vector<double> expected;
+          double largest_sum = 0;
+          for (std::int64_t m = 0; m < rows; ++m) {
+            for (std::int64_t n = 0; n < out; ++n) {
+              double sum = 0, size = 0;
+              for (std::int64_t i = 0; i < in; ++i) {
+                const auto at = static_cast<std::size_t>(m * in + i);
+                const double value = static_cast<double>(rounded.scales[at / 32]) *
+                                     (128 * rounded.high[at] + rounded.low[at]);
+                const double term = value * w[static_cast<std::size_t>(n * in + i)];
+                sum += term, size += std::abs(term);
+              }
+              expected.push_back(sum);
+              largest_sum = std::max(largest_sum, size);
+            }
+          }
+          for (const auto& [name, dot] : products()) {
+            std::vector<float> actual(expected.size(), std::numeric_limits<float>::quiet_NaN());
+            dot(strips.matrix, 0, out, rounded, rows, actual.data(), out);
+            for (std::size_t i = 0; i < actual.size(); ++i) {
+              // Offsets are added and subtracted in float32: up to twice the terms' size.
+              ASSERT_NEAR(actual[i], expected[i], 4e-7 * largest_sum)
+                  << name << " " << packed_type_info(type).name << " " << out << " " << rows << " "
+                  << extreme;
+            }
+          }
+        }
       }
     }
   }
 }
 
+// The instruction sets add in the same order; only bytes are multiplied otherwise.
+TEST(Strips, GiveTheSameBitsOnEveryInstructionSet) {
+  const auto found = products();
+  if (found.size() < 2) GTEST_SKIP() << "this processor has one of the instruction sets alone";
+  const std::int64_t in = 768, out = 40, rows = 5;
+  for (const PackedType type : kTypes) {
+    if (type == PackedType::q8_0) continue;
+    const auto bytes = random_rows(type, out, in);
+    const Strips strips({bytes.data(), type, out, in});
+    std::vector<float> x(static_cast<std::size_t>(rows * in));
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (float& value : x) value = normal(random);
+    const AlignedBytes memory = aligned_bytes(quantised_bytes(rows, in));
+    const QuantisedRows rounded = quantise_rows(x.data(), rows, in, memory.get());
+    std::vector<std::vector<float>> results;
+    for (const auto& [name, dot] : found) {
+      results.emplace_back(static_cast<std::size_t>(rows * out));
+      dot(strips.matrix, 0, out, rounded, rows, results.back().data(), out);
+    }
+    EXPECT_EQ(results[0], results[1]) << packed_type_info(type).name;
+  }
+}
+
 // A batch must not change what a single row gets.
 TEST(Strips, GiveARowTheSameBitsInAnyBatch) {
-  if (!strips_supported(PackedType::q8_0)) GTEST_SKIP() << "this processor has no AVX-512 VNNI";
+  if (!strips_supported(PackedType::q8_0))
+    GTEST_SKIP() << "this processor has no product for strips";
   Context context(2);
-  const std::int64_t in = 160, out = 50, rows = 11;
+  const std::int64_t in = 256, out = 50, rows = 11;
   for (const PackedType type : kTypes) {
     const auto bytes = random_rows(type, out, in);
     const Strips strips({bytes.data(), type, out, in});

@@ -14,7 +14,7 @@
 #include <limits>
 #include <numbers>
 
-#include "ops/cpu/kernel_choice.h"
+#include "core/cpu_level.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca::cpu {
@@ -367,7 +367,7 @@ const Bf16Kernels* bf16_kernels() {
   static const bool has =
       kAvx512Bf16.scores != nullptr && __builtin_cpu_supports("avx512bf16") != 0 &&
       __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0;
-  return has && !cpu_kernels_are_portable() ? &kAvx512Bf16 : nullptr;
+  return has && cpu_level() >= CpuLevel::avx512 ? &kAvx512Bf16 : nullptr;
 #else
   return nullptr;
 #endif

@@ -1,8 +1,8 @@
 // A run of many rows: panels of the weight are unpacked (to bfloat16 or float32) and multiplied by
 // oneDNN, one panel a task. A run of few rows, as in decoding, is multiplied on the packed blocks
-// where the processor can (the bf16 path alone: it rounds activations to 15 bits); else each weight
-// row is unpacked once and dotted with every activation row. A panel's size depends on the shape
-// alone, so results do not depend on the number of threads; a panel is multiplied run by run,
+// where weights lie in strips (the bf16 path alone: it rounds activations to 15 bits); else each
+// weight row is unpacked once and dotted with every activation row. A panel's size depends on the
+// shape alone, so results do not depend on the number of threads; a panel is multiplied run by run,
 // unless rows do not influence each other on this processor, so they do not depend on the other
 // runs either. An adapter's change is added where a task has finished its rows or its panel, which
 // are then in cache (lora.h).
@@ -28,7 +28,7 @@
 #include "ops/elementwise.h"
 #include "ops/lora.h"
 #include "ops/matmul.h"
-#include "ops/packed_dot.h"
+#include "ops/quantised_rows.h"
 #include "ops/strips.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -64,11 +64,6 @@ std::int64_t rows_per_task(const PackedMatrix& weight, int threads) {
 /// Weight rows in a panel: about eight panels for a small matrix, a cache-sized one for a large.
 std::int64_t panel_rows(std::int64_t out) {
   return std::clamp<std::int64_t>((out / 8 + 31) / 32 * 32, 32, 256);
-}
-
-/// Whether few rows are multiplied on the packed blocks, with activations in 15 bits.
-bool runs_packed(const PackedMatrix& weight, ProductType type) {
-  return weight.strips || (type == ProductType::bf16 && packed_dot_supported(weight.type));
 }
 
 /// One of several products that share their activations.
@@ -148,7 +143,7 @@ struct Scratch {
     bool packs = false;
     std::int64_t weight_rows = 1;
     for (const Product& product : group) {
-      const bool packed = runs_packed(product.weight, type);
+      const bool packed = product.weight.strips;
       unpacks = unpacks || !packed;
       packs = packs || packed;
       if (!rows.many.empty()) weight_rows = std::max(weight_rows, panel_rows(product.weight.rows));
@@ -228,8 +223,8 @@ void wait_for(const std::atomic<std::int64_t>& pending) {
   }
 }
 
-void few_rows(Context& context, std::span<const Product> group, ProductType type,
-              const Scratch& scratch, const float* x) {
+void few_rows(Context& context, std::span<const Product> group, const Scratch& scratch,
+              const float* x) {
   const std::int64_t in = group[0].weight.columns;
   if (scratch.quantised != nullptr) {
     std::byte* memory = scratch.quantised;
@@ -257,16 +252,13 @@ void few_rows(Context& context, std::span<const Product> group, ProductType type
       [&](const Product& product) { return rows_per_task(product.weight, context.threads()); },
       [&](const Product& product, std::int64_t first, std::int64_t count, int worker) {
         const PackedMatrix& w = product.weight;
-        const bool packed = runs_packed(w, type);
         for (const RowPiece& piece : scratch.rows.few) {
           float* out = product.out + piece.first * w.rows;
           if (w.strips) {
             strips_dot(w, first, first + count, piece.quantised, piece.rows, out, w.rows);
-          } else if (packed) {
-            packed_dot(w, first, first + count, piece.quantised, piece.rows, out, w.rows);
           }
         }
-        for (std::int64_t n = first; n < first + count && !packed; ++n) {
+        for (std::int64_t n = first; n < first + count && !w.strips; ++n) {
           auto* row = reinterpret_cast<float*>(scratch.panel(worker));
           unpack_f32(w.type, w.row(n), row, in);
           for (const RowPiece& piece : scratch.rows.few) {
@@ -384,7 +376,7 @@ void linear_group(Context& context, std::span<const LinearCall> calls, ProductTy
   const Scratch counted(count, group, type, runs, context.threads());
   Carver carver(context.state().workspace.prepare(count.used()));
   const Scratch scratch(carver, group, type, runs, context.threads());
-  if (!scratch.rows.few.empty()) few_rows(context, group, type, scratch, x);
+  if (!scratch.rows.few.empty()) few_rows(context, group, scratch, x);
   if (!scratch.rows.many.empty()) many_rows(context, group, type, scratch, x);
 }
 

@@ -12,6 +12,7 @@
 
 #include <dnnl.hpp>
 
+#include "core/cpu_level.h"
 #include "core/error.h"
 #include "core/workspace.h"
 #include "ops/cpu/omp_threads.h"
@@ -23,11 +24,26 @@ namespace {
 /// oneDNN generates its code on first use, and crashes where there is no memory for it.
 constexpr std::size_t kCodeBytes = std::size_t{32} << 20;
 
+/// Keeps oneDNN to the level in use. It takes no such wish after its first product.
+void isa_settle() {
+#if defined(__x86_64__)
+  static const bool settled = [] {
+    const CpuLevel level = cpu_level();
+    if (level < CpuLevel::avx512) {
+      dnnl::set_max_cpu_isa(level == CpuLevel::avx2 ? dnnl::cpu_isa::avx2 : dnnl::cpu_isa::sse41);
+    }
+    return true;
+  }();
+  static_cast<void>(settled);
+#endif
+}
+
 }  // namespace
 
 void matmul_prepare() {
   static const bool prepared = [] {
     memory_room_require(kCodeBytes);
+    isa_settle();
     // One product for each way it chooses between: one row, few and many.
     constexpr std::int64_t kMost = 64;
     const std::vector<float> in(kMost * kMost, 1.0F);
@@ -78,6 +94,7 @@ void matmul_nt(const MatrixView& a, const MatrixView& b, float* out, std::int64_
 }
 
 bool product_bf16_is_native() {
+  isa_settle();
   static const bool native = dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core_bf16;
   return native;
 }

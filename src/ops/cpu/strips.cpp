@@ -1,156 +1,168 @@
-// A strip is blocks of 32 columns one after another, each of three pieces: headers [scale, then
-// minimum][16 rows]; where a weight has a fifth bit, those bits [8 groups of four columns][64
-// bits]; quants [groups][16 rows][4 columns]. Nibbles keep ggml's order: the low ones are the first
-// half of a block.
+// A strip is the blocks of 16 rows one after another, each cut into pieces: headers and scales
+// [number][16 rows]; where a weight has a fifth bit in a mask of its own, those bits [8 groups of
+// four columns][64 bits]; quants [groups][16 rows][4 columns]. Nibbles keep ggml's order: the low
+// ones are the first half of a block, or of a pair of runs.
 
 #include "ops/strips.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
+#include "core/cpu_level.h"
 #include "core/workspace.h"
+#include "ops/cpu/strip_kernels.h"
 
 namespace lca {
-
-#if defined(__x86_64__)
-namespace vnni {
-/// avx512vnni.cpp
-void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
-                std::int64_t rows, float* out, std::int64_t stride);
-}  // namespace vnni
-#endif
-
 namespace {
 
-constexpr std::int64_t kBlock = 32;
+constexpr std::size_t kRows = kStripRows;
 
-/// Where the pieces of a row's block lie, in bytes; the quants are the rest of it.
+/// Numbers of a row's block that a strip holds together, and where they are there.
+struct Piece {
+  std::size_t from = 0;    ///< byte in the block
+  std::size_t count = 0;   ///< numbers
+  std::size_t bytes = 0;   ///< of each; 0: 32 bits, one a column
+  std::uint32_t flip = 0;  ///< of words: signed quants become unsigned
+
+  std::size_t row_bytes() const { return bytes == 0 ? 4 : count * bytes; }
+};
+
+/// The pieces of a type's block, in a strip's order; none where the type has no strips.
 struct StripForm {
-  std::size_t headers = 0;  // two bytes each
-  std::size_t fifth = 0;    // bytes of fifth bits
-  std::size_t words = 0;    // four-byte words of quants
-  std::uint32_t flip = 0;   // signed quants become unsigned
+  std::array<Piece, 6> pieces;
+  std::size_t count = 0;
+
+  std::span<const Piece> all() const { return std::span(pieces).first(count); }
 };
 
 StripForm form_of(PackedType type) {
   switch (type) {
     case PackedType::q4_0:
-      return {2, 0, 4, 0};
+      return {{{{0, 1, 2}, {2, 4, 4}}}, 2};
     case PackedType::q4_1:
-      return {4, 0, 4, 0};
+      return {{{{0, 2, 2}, {4, 4, 4}}}, 2};
     case PackedType::q5_0:
-      return {2, 4, 4, 0};
+      return {{{{0, 1, 2}, {2, 1, 0}, {6, 4, 4}}}, 3};
     case PackedType::q5_1:
-      return {4, 4, 4, 0};
+      return {{{{0, 2, 2}, {4, 1, 0}, {8, 4, 4}}}, 3};
     case PackedType::q8_0:
-      return {2, 0, 8, 0x80808080u};
+      return {{{{0, 1, 2}, {2, 8, 4, 0x80808080U}}}, 2};
+    case PackedType::q4_k:
+      return {{{{0, 2, 2}, {4, 12, 1}, {16, 32, 4}}}, 3};
+    case PackedType::q5_k:
+      return {{{{0, 2, 2}, {4, 12, 1}, {16, 8, 4}, {48, 32, 4}}}, 4};
+    case PackedType::q6_k:
+      return {{{{208, 1, 2}, {192, 16, 1}, {128, 8, 4}, {0, 16, 4}, {160, 8, 4}, {64, 16, 4}}}, 6};
     default:
       return {};
   }
 }
 
-/// Where the pieces of a strip's block begin.
-struct Pieces {
-  StripForm form;
-  std::size_t blocks, fifth, quants, bytes;
-
-  Pieces(PackedType type, std::int64_t columns)
-      : form(form_of(type)), blocks(static_cast<std::size_t>(columns / kBlock)) {
-    fifth = form.headers * kStripRows;
-    quants = fifth + form.fifth * kStripRows;
-    bytes = quants + form.words * 4 * kStripRows;
-  }
-  std::size_t strip_bytes() const { return align_up(blocks * bytes); }
-};
-
-template <typename Word>
-Word load(const std::byte* from) {
-  Word word;
-  std::memcpy(&word, from, sizeof word);
-  return word;
+std::size_t block_count(PackedType type, std::int64_t columns) {
+  return static_cast<std::size_t>(columns / packed_type_info(type).block_values);
 }
 
-template <typename Word>
-void store(std::byte* to, Word word) {
+/// Copies one number; words are flipped on the way.
+void number_copy(const std::byte* from, std::byte* to, const Piece& piece) {
+  if (piece.flip == 0) {
+    std::memcpy(to, from, piece.bytes);
+    return;
+  }
+  std::uint32_t word;
+  std::memcpy(&word, from, sizeof word);
+  word ^= piece.flip;
   std::memcpy(to, &word, sizeof word);
+}
+
+/// A row's 32 bits into a strip's masks: half a byte in each of eight.
+void bits_spread(const std::byte* from, std::byte* to, std::size_t row) {
+  std::uint32_t bits;
+  std::memcpy(&bits, from, sizeof bits);
+  for (std::size_t group = 0; group < 8; ++group) {
+    std::byte& mask = to[group * 8 + row / 2];
+    const auto nibble = static_cast<std::byte>(bits >> (4 * group) & 15U);
+    mask = row % 2 == 0 ? nibble : mask | nibble << 4;
+  }
+}
+
+void bits_gather(const std::byte* from, std::byte* to, std::size_t row) {
+  std::uint32_t bits = 0;
+  for (std::size_t group = 0; group < 8; ++group) {
+    const auto both = std::to_integer<std::uint32_t>(from[group * 8 + row / 2]);
+    bits |= (row % 2 == 0 ? both & 15U : both >> 4) << (4 * group);
+  }
+  std::memcpy(to, &bits, sizeof bits);
 }
 
 }  // namespace
 
+StripsDot strips_dot_in_use() {
+#if defined(__x86_64__)
+  static const bool has_vnni = __builtin_cpu_supports("avx512vnni") != 0;
+  const CpuLevel level = cpu_level();
+  if (level >= CpuLevel::avx512 && has_vnni && vnni::kStripsDot != nullptr) {
+    return vnni::kStripsDot;
+  }
+  if (level >= CpuLevel::avx2) return avx2::kStripsDot;
+#endif
+  return nullptr;
+}
+
 bool strips_supported(PackedType type) {
-  return form_of(type).words > 0 && packed_dot_supported(type);
+  return form_of(type).count > 0 && strips_dot_in_use() != nullptr;
 }
 
 std::size_t strip_bytes(PackedType type, std::int64_t columns) {
-  return Pieces(type, columns).strip_bytes();
+  return align_up(block_count(type, columns) * packed_type_info(type).block_bytes * kRows);
 }
 
 void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) {
-  const Pieces pieces(rows.type, rows.columns);
-  const StripForm& form = pieces.form;
+  const StripForm form = form_of(rows.type);
   const std::size_t block_bytes = packed_type_info(rows.type).block_bytes;
   const std::int64_t first = strip * kStripRows;
   const auto count = static_cast<std::size_t>(std::min(kStripRows, rows.rows - first));
-  if (count < kStripRows) std::memset(to, 0, pieces.strip_bytes());
-  for (std::size_t block = 0; block < pieces.blocks; ++block, to += pieces.bytes) {
-    for (std::size_t r = 0; r < count; ++r) {
-      const std::byte* from = rows.row(first + static_cast<std::int64_t>(r)) + block * block_bytes;
-      for (std::size_t header = 0; header < form.headers / 2; ++header, from += 2) {
-        store(to + header * 32 + 2 * r, load<std::uint16_t>(from));
-      }
-      if (form.fifth > 0) {
-        const auto bits = load<std::uint32_t>(from);
-        from += sizeof bits;
-        for (std::size_t group = 0; group < 8; ++group) {
-          // Four bits of this row, in a mask of 64: half a byte.
-          std::byte& mask = to[pieces.fifth + group * 8 + r / 2];
-          const auto nibble = static_cast<std::byte>(bits >> (4 * group) & 15u);
-          mask = r % 2 == 0 ? nibble : mask | nibble << 4;
+  if (count < kRows) std::memset(to, 0, strip_bytes(rows.type, rows.columns));
+  const std::size_t blocks = block_count(rows.type, rows.columns);
+  for (std::size_t block = 0; block < blocks; ++block) {
+    for (const Piece& piece : form.all()) {
+      for (std::size_t r = 0; r < count; ++r) {
+        const std::byte* from =
+            rows.row(first + static_cast<std::int64_t>(r)) + block * block_bytes + piece.from;
+        if (piece.bytes == 0) bits_spread(from, to, r);
+        for (std::size_t i = 0; i < piece.count && piece.bytes > 0; ++i) {
+          number_copy(from + i * piece.bytes, to + (i * kRows + r) * piece.bytes, piece);
         }
       }
-      for (std::size_t word = 0; word < form.words; ++word) {
-        store(to + pieces.quants + 64 * word + 4 * r,
-              load<std::uint32_t>(from + 4 * word) ^ form.flip);
-      }
+      to += piece.row_bytes() * kRows;
     }
   }
 }
 
 void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t count,
                    std::byte* to) {
-  const Pieces pieces(strips.type, strips.columns);
-  const StripForm& form = pieces.form;
-  const std::byte* first = strips.data + static_cast<std::size_t>(strip) * pieces.strip_bytes();
-  for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
-    const std::byte* from = first;
-    for (std::size_t block = 0; block < pieces.blocks; ++block, from += pieces.bytes) {
-      for (std::size_t header = 0; header < form.headers / 2; ++header, to += 2) {
-        store(to, load<std::uint16_t>(from + header * 32 + 2 * r));
-      }
-      if (form.fifth > 0) {
-        std::uint32_t bits = 0;
-        for (std::size_t group = 0; group < 8; ++group) {
-          const auto both = std::to_integer<std::uint32_t>(from[pieces.fifth + group * 8 + r / 2]);
-          bits |= (r % 2 == 0 ? both & 15u : both >> 4) << (4 * group);
+  const StripForm form = form_of(strips.type);
+  const std::size_t block_bytes = packed_type_info(strips.type).block_bytes;
+  const std::size_t blocks = block_count(strips.type, strips.columns);
+  const std::byte* from =
+      strips.data + static_cast<std::size_t>(strip) * strip_bytes(strips.type, strips.columns);
+  for (std::size_t block = 0; block < blocks; ++block) {
+    for (const Piece& piece : form.all()) {
+      for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
+        std::byte* into = to + (r * blocks + block) * block_bytes + piece.from;
+        if (piece.bytes == 0) bits_gather(from, into, r);
+        for (std::size_t i = 0; i < piece.count && piece.bytes > 0; ++i) {
+          number_copy(from + (i * kRows + r) * piece.bytes, into + i * piece.bytes, piece);
         }
-        store(to, bits);
-        to += sizeof bits;
       }
-      for (std::size_t word = 0; word < form.words; ++word, to += 4) {
-        store(to, load<std::uint32_t>(from + pieces.quants + 64 * word + 4 * r) ^ form.flip);
-      }
+      from += piece.row_bytes() * kRows;
     }
   }
 }
 
 void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
                 std::int64_t rows, float* out, std::int64_t stride) {
-#if defined(__x86_64__)
-  vnni::strips_dot(w, first, end, x, rows, out, stride);
-#else
-  static_cast<void>(w), static_cast<void>(first), static_cast<void>(end), static_cast<void>(x);
-  static_cast<void>(rows), static_cast<void>(out), static_cast<void>(stride);
-#endif
+  strips_dot_in_use()(w, first, end, x, rows, out, stride);
 }
 
 }  // namespace lca

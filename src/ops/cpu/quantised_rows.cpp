@@ -1,9 +1,9 @@
-#include "ops/packed_dot.h"
+#include "ops/quantised_rows.h"
 
 // The order matters.
 // clang-format off
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/packed_dot.cpp"
+#define HWY_TARGET_INCLUDE "ops/cpu/quantised_rows.cpp"
 #include "ops/cpu/foreach_target.h"
 #include <hwy/highway.h>
 // clang-format on
@@ -12,7 +12,6 @@
 #include <cmath>
 
 #include "core/workspace.h"
-#include "ops/cpu/kernel_choice.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca {
@@ -65,27 +64,9 @@ namespace lca {
 
 HWY_EXPORT(QuantiseBlocks);
 
-#if defined(__x86_64__)
-namespace vnni {
-/// avx512vnni.cpp
-void packed_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
-                std::int64_t rows, float* out, std::int64_t stride);
-}  // namespace vnni
-#endif
-
 namespace {
 
 constexpr std::int64_t kBlock = 32;
-
-bool processor_has_vnni() {
-#if defined(__x86_64__)
-  static const bool has = __builtin_cpu_supports("avx512vnni") &&
-                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-  return has;
-#else
-  return false;
-#endif
-}
 
 struct Pieces {
   QuantisedRows rows;
@@ -104,11 +85,6 @@ struct Pieces {
 
 }  // namespace
 
-bool packed_dot_supported(PackedType type) {
-  return packed_type_info(type).block_values > 1 && processor_has_vnni() &&
-         !cpu_kernels_are_portable();
-}
-
 std::size_t quantised_bytes(std::int64_t rows, std::int64_t columns) {
   return Pieces(nullptr, rows, columns).used;
 }
@@ -118,16 +94,6 @@ QuantisedRows quantise_rows(const float* x, std::int64_t rows, std::int64_t colu
   const QuantisedRows to = Pieces(memory, rows, columns).rows;
   HWY_DYNAMIC_DISPATCH(QuantiseBlocks)(x, rows * to.blocks, to);
   return to;
-}
-
-void packed_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
-                std::int64_t rows, float* out, std::int64_t stride) {
-#if defined(__x86_64__)
-  vnni::packed_dot(w, first, end, x, rows, out, stride);
-#else
-  static_cast<void>(w), static_cast<void>(first), static_cast<void>(end), static_cast<void>(x);
-  static_cast<void>(rows), static_cast<void>(out), static_cast<void>(stride);
-#endif
 }
 
 }  // namespace lca

@@ -1,12 +1,10 @@
 #pragma once
-/// Dot products of packed weight rows with activations rounded to 15 bits, for steps of one or a
-/// few tokens: a weight is read once, packed, and never written back unpacked. Memory is what such
-/// a step waits for, so two 8-bit products a weight cost little, and 8 bits of activation would
-/// cost text.
+/// Activations rounded to 15 bits, for products with packed weights in steps of one or a few tokens
+/// (strips.h). Memory is what such a step waits for, so two 8-bit products a weight cost little,
+/// and 8 bits of activation would cost text.
 
+#include <cstddef>
 #include <cstdint>
-
-#include "ops/packed.h"
 
 namespace lca {
 
@@ -21,18 +19,11 @@ struct QuantisedRows {
   std::int64_t blocks = 0;
 };
 
-/// Whether this processor and this storage type have such products.
-bool packed_dot_supported(PackedType type);
-
 /// Bytes of scratch for `rows` rows of `columns` values.
 std::size_t quantised_bytes(std::int64_t rows, std::int64_t columns);
 
 /// Carves `memory` and rounds rows of `columns` values (a multiple of 32) into it.
 QuantisedRows quantise_rows(const float* x, std::int64_t rows, std::int64_t columns,
                             std::byte* memory);
-
-/// out[m · stride + n] = row m of x · row n of w, for weight rows first … end − 1.
-void packed_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
-                std::int64_t rows, float* out, std::int64_t stride);
 
 }  // namespace lca

@@ -1,0 +1,29 @@
+#pragma once
+/// Which of the CPU's instructions kernels may use: all it has, or fewer, so that a level can be
+/// measured and tested on a better processor.
+
+#include <cstdint>
+#include <string_view>
+
+namespace lca {
+
+/// Each has all that those before it have.
+enum class CpuLevel : std::uint8_t {
+  scalar,  ///< what every processor of its family runs
+  avx2,    ///< AVX2 with FMA and F16C; on Arm everything
+  avx512,  ///< AVX-512 (F, BW, VL, DQ); newer parts of it where the processor has them
+};
+
+/// The level in use: the processor's, unless the environment variable LCA_CPU (scalar, avx2,
+/// avx512) or `cpu_level_lower` asks for less. Throws where LCA_CPU names no level, or one that the
+/// processor lacks. The first call lowers Highway too, so it comes before any kernel's: every
+/// Context makes it.
+CpuLevel cpu_level();
+
+/// From now on at most `level` is used, in this process; to be called before a model is loaded.
+void cpu_level_lower(CpuLevel level);
+
+/// "scalar", "avx2", "avx512"; on Arm "scalar" and "neon".
+std::string_view cpu_level_name(CpuLevel level);
+
+}  // namespace lca
