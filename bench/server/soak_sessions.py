@@ -41,6 +41,8 @@ class Talk:
 
 
 def first_logprobs(reply):
+    if "choices" not in reply:
+        raise RuntimeError(f"not answered: {reply}")
     entry = reply["choices"][0]["logprobs"]["content"][0]
     return [(top["bytes"], top["logprob"]) for top in entry["top_logprobs"]]
 
@@ -55,7 +57,7 @@ def kills(soak, wanted=100, talks=6):
     folder, twin_folder = soak.folder / "kill-sessions", soak.folder / "kill-twin"
     for one in (folder, twin_folder):
         shutil.rmtree(one, ignore_errors=True)
-    model = soak.checkpoint("llama")
+    model = soak.checkpoint("long")  # a talk may grow by thousands of tokens before the next kill
     flags = ["--precision", "f32", "--threads", "1", "--sessions"]
     server = soak.serving(model, *flags, folder, log="kills").start()
     twin = soak.serving(model, *flags, twin_folder, log="twin").start()
