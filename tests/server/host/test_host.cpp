@@ -47,8 +47,8 @@ TEST(Host, SixtyFourJobsTogetherReplyAsEachAlone) {
 TEST(Host, PromptsShareAStepNoLongerThanOneChunk) {
   // Whoever streams waits for a step: two prompts at once must not make it longer.
   HostBench bench(without_cache());
-  const auto one = bench.submit(HostBench::ids(640, 1, 1));
-  const auto two = bench.submit(HostBench::ids(640, 2, 1));
+  const auto one = bench.submit(HostBench::ids(640, 1));
+  const auto two = bench.submit(HostBench::ids(640, 2));
   ASSERT_TRUE(one->wait());
   ASSERT_TRUE(two->wait());
   EXPECT_EQ(bench.host.counts().engine.prefilled_tokens, 1280);
