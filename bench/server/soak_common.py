@@ -80,7 +80,8 @@ class Soak:
         """Folders of tiny checkpoints; `slow` reads some thousand tokens a second."""
         if name not in self.made:
             sizes = {"slow": {"family": "llama", "context": 65536, **SLOW},
-                     "llama": {"family": "llama"}, "qwen2": {"family": "qwen2", "context": 8192}}[name]
+                     "llama": {"family": "llama"}, "long": {"family": "llama", "context": 65536},
+                     "qwen2": {"family": "qwen2", "context": 8192}}[name]
             self.made[name] = checkpoint_make(self.folder / "models" / f"tiny-{name}", **sizes)
         return self.made[name]
 

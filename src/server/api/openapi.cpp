@@ -237,7 +237,12 @@ Json operation(const RouteEntry& entry, const RouteShape& shape) {
     answers["200"]["content"] = json_content(shape.reply);
   }
   if (shape.streams) {
-    answers["200"]["content"]["text/event-stream"]["schema"]["type"] = "string";
+    // Before OpenAPI 3.2 it is each event that the schema describes.
+    Json& event = answers["200"]["content"]["text/event-stream"]["schema"];
+    event["type"] = "object";
+    event["properties"]["event"]["type"] = "string";
+    event["properties"]["data"]["type"] = "string";
+    event["required"] = Json::array({"data"});
   }
   const std::string_view error = shape.route == Route::models || shape.route == Route::model
                                      ? "AnyError"

@@ -44,6 +44,17 @@ TEST(Host, SixtyFourJobsTogetherReplyAsEachAlone) {
   EXPECT_EQ(together.host.counts().queued_bytes, 0u);
 }
 
+TEST(Host, PromptsShareAStepNoLongerThanOneChunk) {
+  // Whoever streams waits for a step: two prompts at once must not make it longer.
+  HostBench bench(without_cache());
+  const auto one = bench.submit(HostBench::ids(640, 1));
+  const auto two = bench.submit(HostBench::ids(640, 2));
+  ASSERT_TRUE(one->wait());
+  ASSERT_TRUE(two->wait());
+  EXPECT_EQ(bench.host.counts().engine.prefilled_tokens, 1280);
+  EXPECT_GE(bench.host.counts().engine.steps, 20);
+}
+
 TEST(Host, SeveralChoicesAreReadOnceAndReplyAsTheirSeedsDo) {
   HostBench bench(without_cache());
   Job job = HostBench::ids(200, 3);
