@@ -66,8 +66,8 @@ HostOptions options_complete(const Model& model, HostOptions options) {
   EngineOptions& engine = options.engine;
   if (model.info().device == "cpu" && engine.step_tokens == 0) {
     if (engine.most_sessions == 0) engine.most_sessions = kSessionsCpu;
-    engine.step_tokens = engine.most_sessions +
-                         (options.session.chunk > 0 ? options.session.chunk : kStepPromptCpu);
+    engine.step_tokens =
+        engine.most_sessions + (options.session.chunk > 0 ? options.session.chunk : kStepPromptCpu);
   }
   return options;
 }
