@@ -91,7 +91,9 @@ TEST_F(Sessions, AReplyInTwoRunsIsTheReplyInOne) {
     EXPECT_EQ(first["session"]["bytes"], std::filesystem::file_size(session));
     const json second = with({"-n", "32", "--session", session});
     EXPECT_EQ(second["reused_tokens"], first["session"]["tokens"]);
-    EXPECT_EQ(first["text"].get<std::string>() + second["text"].get<std::string>(), whole["text"]);
+    EXPECT_EQ(
+        whole_characters(first["text"].get<std::string>() + second["text"].get<std::string>()),
+        whole_characters(whole["text"]));
     std::vector<int> ids = first["ids"];
     for (const int id : second["ids"]) ids.push_back(id);
     EXPECT_EQ(json(ids), whole["ids"]);
