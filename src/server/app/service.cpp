@@ -230,8 +230,8 @@ asio::awaitable<void> Service::State::answer_route(const HttpRequest& request,
 asio::awaitable<std::string> Service::State::aside(std::function<std::string()> work,
                                                    ResponseWriter& writer) {
   using Made = std::variant<std::string, std::exception_ptr>;
-  const std::shared_ptr<Mailbox<Made>> box = Mailbox<Made>::make(writer.executor());
-  asio::post(pool, [box, &work] {
+  const auto inbox = Mailbox<Made>::make(writer.executor());
+  asio::post(pool, [box = inbox.box(), &work] {
     try {
       box->push(Made(work()));
     } catch (...) {
@@ -240,7 +240,7 @@ asio::awaitable<std::string> Service::State::aside(std::function<std::string()> 
   });
   // Without end: the work refers to this coroutine.
   std::optional<Made> made;
-  while (!made) made = co_await box->pop(std::chrono::hours(1));
+  while (!made) made = co_await inbox.pop(std::chrono::hours(1));
   if (auto* error = std::get_if<std::exception_ptr>(&*made)) std::rethrow_exception(*error);
   co_return std::get<std::string>(std::move(*made));
 }

@@ -148,10 +148,10 @@ asio::awaitable<void> Service::State::answer_text(const HttpRequest& request,
                   {.id = random_id(),
                    .created = std::chrono::duration_cast<std::chrono::seconds>(now).count(),
                    .model = chosen.name()});
-  const std::shared_ptr<Arrivals> box = Arrivals::make(writer.executor());
-  Jobs jobs(chosen.host(), box);
+  const auto inbox = Arrivals::make(writer.executor());
+  Jobs jobs(chosen.host(), inbox.box());
   for (Job& job : asked.jobs) jobs.submit(std::move(job));
-  writer.on_gone([&jobs, box] {
+  writer.on_gone([&jobs, box = inbox.box()] {
     jobs.cancel();
     box->close();
   });
@@ -166,7 +166,7 @@ asio::awaitable<void> Service::State::answer_text(const HttpRequest& request,
       patience = std::max(deadline - std::chrono::steady_clock::now(),
                           std::chrono::steady_clock::duration(1ms));
     }
-    std::optional<Arrived> arrived = co_await box->pop(patience);
+    std::optional<Arrived> arrived = co_await inbox.pop(patience);
     std::string text;
     if (arrived) {
       waiting->take(arrived->event);

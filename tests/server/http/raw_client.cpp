@@ -185,19 +185,19 @@ void TestServer::release() {
 }
 
 asio::awaitable<void> TestServer::wait_for_release(ResponseWriter& writer) {
-  const auto box = Mailbox<int>::make(writer.executor());
+  const auto inbox = Mailbox<int>::make(writer.executor());
   {
     const std::lock_guard lock(mutex_);
-    boxes_.push_back(box);
+    boxes_.push_back(inbox.box());
   }
-  writer.on_gone([this, box] {
+  writer.on_gone([this, box = inbox.box()] {
     left_at = Clock::now().time_since_epoch().count();
     ++left;
     box->close();
   });
   ++waiting;
   if (!released_) {
-    const std::optional<int> item = co_await box->pop(60s);
+    const std::optional<int> item = co_await inbox.pop(60s);
     (void)item;
   }
   --waiting;
