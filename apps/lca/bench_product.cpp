@@ -106,7 +106,7 @@ struct ProductWeight {
 ProductTimed product_measure(Context& context, const std::vector<ProductWeight>& weights,
                              std::int64_t rows) {
   const PackedMatrix& first = weights[0].matrix;
-  std::vector<float> x(static_cast<std::size_t>(rows * first.columns), 0.25F);
+  std::vector<float> x(static_cast<std::size_t>(rows * first.columns));
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 31) / 16 - 1;
   std::vector<float> out(static_cast<std::size_t>(rows * first.rows));
   const auto all = [&] {

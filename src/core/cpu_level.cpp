@@ -13,14 +13,13 @@ namespace {
 
 CpuLevel processor_level() {
 #if defined(__x86_64__)
-  const auto has = [](bool a, bool b, bool c, bool d) { return a && b && c && d; };
-  if (has(__builtin_cpu_supports("avx512f"), __builtin_cpu_supports("avx512bw"),
-          __builtin_cpu_supports("avx512vl"), __builtin_cpu_supports("avx512dq"))) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
     return CpuLevel::avx512;
   }
-  return has(__builtin_cpu_supports("avx2"), __builtin_cpu_supports("fma"), true, true)
-             ? CpuLevel::avx2
-             : CpuLevel::scalar;
+  // F16C is older than AVX2: no processor has the latter alone.
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return avx2 ? CpuLevel::avx2 : CpuLevel::scalar;
 #else
   return CpuLevel::avx2;
 #endif
