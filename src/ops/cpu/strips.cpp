@@ -87,16 +87,16 @@ void bits_spread(const std::byte* from, std::byte* to, std::size_t row) {
   }
 }
 
-void bits_gather(const std::byte* from, std::byte* to, std::size_t row) {
-  std::uint32_t bits = 0;
-  for (std::size_t group = 0; group < 8; ++group) {
-    const auto both = std::to_integer<std::uint32_t>(from[group * 8 + row / 2]);
-    bits |= (row % 2 == 0 ? both & 15U : both >> 4) << (4 * group);
-  }
-  std::memcpy(to, &bits, sizeof bits);
-}
-
 }  // namespace
+
+StripUnpacks strip_unpacks_in_use() {
+  [[maybe_unused]] const StripsDot dot = strips_dot_in_use();
+#if defined(__x86_64__)
+  if (dot != nullptr && dot == vnni::kStripsDot) return vnni::kStripUnpacks;
+  if (dot != nullptr && dot == avx2::kStripsDot) return avx2::kStripUnpacks;
+#endif
+  return {};
+}
 
 StripsDot strips_dot_in_use() {
 #if defined(__x86_64__)
@@ -140,25 +140,27 @@ void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) 
   }
 }
 
-void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t count,
-                   std::byte* to) {
-  const StripForm form = form_of(strips.type);
-  const std::size_t block_bytes = packed_type_info(strips.type).block_bytes;
-  const std::size_t blocks = block_count(strips.type, strips.columns);
-  const std::byte* from =
-      strips.data + static_cast<std::size_t>(strip) * strip_bytes(strips.type, strips.columns);
-  for (std::size_t block = 0; block < blocks; ++block) {
-    for (const Piece& piece : form.all()) {
-      for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
-        std::byte* into = to + (r * blocks + block) * block_bytes + piece.from;
-        if (piece.bytes == 0) bits_gather(from, into, r);
-        for (std::size_t i = 0; i < piece.count && piece.bytes > 0; ++i) {
-          number_copy(from + (i * kRows + r) * piece.bytes, into + i * piece.bytes, piece);
-        }
-      }
-      from += piece.row_bytes() * kRows;
-    }
+namespace {
+
+template <typename T>
+void strips_unpack(StripUnpack unpack, const PackedMatrix& strips, std::int64_t first,
+                   std::int64_t count, T* to) {
+  for (std::int64_t row = 0; row < count; row += kStripRows) {
+    const auto some = static_cast<int>(std::min(kStripRows, count - row));
+    unpack(strips, (first + row) / kStripRows, some, to + row * strips.columns);
   }
+}
+
+}  // namespace
+
+void strips_unpack_bf16(const PackedMatrix& strips, std::int64_t first, std::int64_t count,
+                        bf16_bits* to) {
+  strips_unpack(strip_unpacks_in_use().narrow, strips, first, count, to);
+}
+
+void strips_unpack_rounded(const PackedMatrix& strips, std::int64_t first, std::int64_t count,
+                           float* to) {
+  strips_unpack(strip_unpacks_in_use().wide, strips, first, count, to);
 }
 
 void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
