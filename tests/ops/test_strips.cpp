@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/cpu_level.h"
@@ -27,6 +29,10 @@ std::vector<std::pair<const char*, StripsDot>> products() {
 #if defined(__x86_64__)
   if (cpu_level() >= CpuLevel::avx2) found.emplace_back("avx2", avx2::kStripsDot);
   if (strips_dot_in_use() == vnni::kStripsDot) found.emplace_back("vnni", vnni::kStripsDot);
+#elif defined(__aarch64__)
+  const CpuLevel level = cpu_level();
+  if (level >= CpuLevel::neon) found.emplace_back("neon", neon::kStripsDot);
+  if (level >= CpuLevel::dotprod) found.emplace_back("dotprod", neon_dotprod::kStripsDot);
 #endif
   std::erase_if(found, [](const auto& each) { return each.second == nullptr; });
   return found;
@@ -121,10 +127,11 @@ TEST(Strips, PlainNumbersKeepTheirRows) {
 // Against the sums in double precision of unpacked weights and rounded activations, and at the ends
 // of all ranges.
 TEST(Strips, MultiplyAsUnpackedWeightsDo) {
-  if (products().empty()) GTEST_SKIP() << "this processor has neither AVX2 nor AVX-512 VNNI";
+  if (products().empty()) GTEST_SKIP() << "this processor has no product for strips";
   for (const PackedType type : kTypes) {
-    for (const std::int64_t out : {7, 16, 49}) {
-      const std::int64_t in = 512;
+    for (const auto& [out, blocks] :
+         {std::pair<std::int64_t, std::int64_t>{7, 3}, {16, 2}, {49, 5}, {33, 1}}) {
+      const std::int64_t in = blocks * packed_type_info(type).block_values;
       auto bytes = random_rows(type, out, in);
       const PackedMatrix plain{bytes.data(), type, out, in};
       for (const bool extreme : {false, true}) {
@@ -132,7 +139,7 @@ TEST(Strips, MultiplyAsUnpackedWeightsDo) {
         const Strips strips(plain);
         std::vector<float> w(static_cast<std::size_t>(out * in));
         unpack_f32(type, bytes.data(), w.data(), out * in);
-        for (const std::int64_t rows : {1, 2, 3, 4, 7, 12}) {
+        for (const std::int64_t rows : {1, 2, 3, 4, 5, 7, 12}) {
           std::vector<float> x(static_cast<std::size_t>(rows * in));
           std::mt19937 random(5);
           std::normal_distribution<float> normal;
@@ -171,13 +178,13 @@ TEST(Strips, MultiplyAsUnpackedWeightsDo) {
   }
 }
 
-// The instruction sets add in the same order; only bytes are multiplied otherwise.
+// The instruction sets add in the same order; of x86's, only AVX-512 VNNI moves bytes by 128.
 TEST(Strips, GiveTheSameBitsOnEveryInstructionSet) {
   const auto found = products();
   if (found.size() < 2) GTEST_SKIP() << "this processor has one of the instruction sets alone";
   const std::int64_t in = 768, out = 40, rows = 5;
   for (const PackedType type : kTypes) {
-    if (type == PackedType::q8_0) continue;
+    if (type == PackedType::q8_0 && found[1].first == std::string_view("vnni")) continue;
     const auto bytes = random_rows(type, out, in);
     const Strips strips({bytes.data(), type, out, in});
     std::vector<float> x(static_cast<std::size_t>(rows * in));
@@ -197,8 +204,7 @@ TEST(Strips, GiveTheSameBitsOnEveryInstructionSet) {
 
 // A batch must not change what a single row gets.
 TEST(Strips, GiveARowTheSameBitsInAnyBatch) {
-  if (!strips_supported(PackedType::q8_0))
-    GTEST_SKIP() << "this processor has no product for strips";
+  if (products().empty()) GTEST_SKIP() << "this processor has no product for strips";
   Context context(2);
   const std::int64_t in = 256, out = 50, rows = 11;
   for (const PackedType type : kTypes) {

@@ -20,6 +20,13 @@ extern const StripsDot kStripsDot;  ///< avx512vnni.cpp
 namespace avx2 {
 extern const StripsDot kStripsDot;  ///< avx2.cpp
 }
+#elif defined(__aarch64__)
+namespace neon {
+extern const StripsDot kStripsDot;  ///< neon.cpp
+}
+namespace neon_dotprod {
+extern const StripsDot kStripsDot;  ///< neon_dotprod.cpp
+}
 #endif
 
 /// The product for the level in use (core/cpu_level.h), or null.

@@ -106,6 +106,12 @@ StripsDot strips_dot_in_use() {
     return vnni::kStripsDot;
   }
   if (level >= CpuLevel::avx2) return avx2::kStripsDot;
+#elif defined(__aarch64__)
+  const CpuLevel level = cpu_level();
+  if (level >= CpuLevel::dotprod && neon_dotprod::kStripsDot != nullptr) {
+    return neon_dotprod::kStripsDot;
+  }
+  if (level >= CpuLevel::neon) return neon::kStripsDot;
 #endif
   return nullptr;
 }
