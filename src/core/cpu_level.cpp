@@ -58,7 +58,7 @@ CpuLevel processor_level() {
 void highway_lower(CpuLevel level) {
   using Targets = decltype(hwy::SupportedTargets());
   if (level >= processor_level()) return;
-  Targets kept = static_cast<Targets>(HWY_STATIC_TARGET);
+  auto kept = static_cast<Targets>(HWY_STATIC_TARGET);
 #if defined(__x86_64__)
   // Better targets are lower bits.
   if (level == CpuLevel::avx2) kept = ~(static_cast<Targets>(HWY_AVX2) - 1);
