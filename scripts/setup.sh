@@ -14,7 +14,7 @@ build=(make cmake ninja-build g++ python3 python3-pip libhwy-dev libdnnl-dev lib
        libgmock-dev libboost1.81-dev libspdlog-dev)
 # libclang-rt-dev holds libFuzzer; older systems have it inside clang and lack the package.
 # Chromium is for the server's page; --no-install-recommends would leave it without a font.
-test=(ccache clang libclang-rt-dev libomp-dev clang-format g++-aarch64-linux-gnu
+test=(ccache clang libclang-rt-dev libomp-dev clang-format g++-aarch64-linux-gnu qemu-user googletest
       chromium chromium-driver fonts-dejavu-core)
 lint=(clang libomp-dev clang-format clang-tidy)
 python=(python3-dev python3-venv)  # of the system's own Python; others bring theirs along

@@ -4,6 +4,7 @@
     scripts/test.py [PRESET…]      (no argument: all of them, in this order)
 
 release   every test, and the checks that are scripts
+arm       the tests of ops/cpu for 64-bit Arm, under an emulator (tests/arm/run.py)
 cuda      the CUDA kernels: they must build; their tests need a GPU and skip without one
 asan      every test under the address and undefined-behaviour sanitizers
 tsan      the suites named Threads* under the thread sanitizer
@@ -28,11 +29,13 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRESETS = ["release", "cuda", "asan", "tsan", "fuzz", "python", "serve", "goldens"]
+PRESETS = ["release", "arm", "cuda", "asan", "tsan", "fuzz", "python", "serve", "goldens"]
 # Where not all is built; the rest would only be compiled again.
 TARGETS = {"cuda": ["lca-cli", "test_cuda"]}
-# Presets that are scripts: they make an environment once, test, and count in their last line.
-SCRIPTS = {"python": ROOT / "scripts" / "python.py", "serve": ROOT / "tests" / "server" / "live" / "run.py"}
+# Presets that are scripts: they test, and count in their last line; some make an environment for it, once.
+SCRIPTS = {"arm": ROOT / "tests" / "arm" / "run.py", "python": ROOT / "scripts" / "python.py",
+           "serve": ROOT / "tests" / "server" / "live" / "run.py"}
+ENVIRONMENTS = ["python", "serve"]
 
 
 def say(text):
@@ -149,7 +152,7 @@ def environments_begin(presets):
     (ROOT / "build").mkdir(exist_ok=True)
     begun = {}
     for preset in presets:
-        if preset in SCRIPTS:
+        if preset in ENVIRONMENTS:
             with open(ROOT / "build" / f"{preset}-environment.log", "w", encoding="utf-8") as log:
                 begun[preset] = subprocess.Popen([sys.executable, "-B", SCRIPTS[preset], "--environment"], cwd=ROOT,
                                                  stdout=log, stderr=subprocess.STDOUT)
@@ -194,7 +197,7 @@ def preset_run(preset, skips):
         say("goldens: check")
         return goldens(skips), ""
     if preset in SCRIPTS:
-        say(f"{preset}: build and test" if preset == "python" else f"{preset}: test")
+        say(f"{preset}: build and test" if preset != "serve" else f"{preset}: test")
         return script(preset, skips), ""
     start = time.monotonic()
     say(f"{preset}: build")

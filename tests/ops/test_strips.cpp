@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/cpu_level.h"
@@ -21,23 +23,18 @@ constexpr PackedType kTypes[] = {PackedType::q4_0, PackedType::q4_1, PackedType:
                                  PackedType::q5_1, PackedType::q8_0, PackedType::q4_k,
                                  PackedType::q5_k, PackedType::q6_k};
 
-/// The product of every instruction set that this processor has.
-std::vector<std::pair<const char*, StripsDot>> products() {
-  std::vector<std::pair<const char*, StripsDot>> found;
+/// Of every instruction set that this processor has.
+std::vector<std::pair<const char*, StripKernels>> kernels() {
+  std::vector<std::pair<const char*, StripKernels>> found;
 #if defined(__x86_64__)
-  if (cpu_level() >= CpuLevel::avx2) found.emplace_back("avx2", avx2::kStripsDot);
-  if (strips_dot_in_use() == vnni::kStripsDot) found.emplace_back("vnni", vnni::kStripsDot);
+  if (cpu_level() >= CpuLevel::avx2) found.emplace_back("avx2", avx2::kStrips);
+  if (strips_in_use().dot == vnni::kStrips.dot) found.emplace_back("vnni", vnni::kStrips);
+#elif defined(__aarch64__)
+  const CpuLevel level = cpu_level();
+  if (level >= CpuLevel::neon) found.emplace_back("neon", neon::kStrips);
+  if (level >= CpuLevel::dotprod) found.emplace_back("dotprod", neon_dotprod::kStrips);
 #endif
-  std::erase_if(found, [](const auto& each) { return each.second == nullptr; });
-  return found;
-}
-
-std::vector<std::pair<const char*, StripUnpacks>> unpackers() {
-  std::vector<std::pair<const char*, StripUnpacks>> found;
-#if defined(__x86_64__)
-  if (cpu_level() >= CpuLevel::avx2) found.emplace_back("avx2", avx2::kStripUnpacks);
-  if (strips_dot_in_use() == vnni::kStripsDot) found.emplace_back("vnni", vnni::kStripUnpacks);
-#endif
+  std::erase_if(found, [](const auto& each) { return each.second.dot == nullptr; });
   return found;
 }
 
@@ -93,7 +90,7 @@ struct Strips {
 // a·q + b in one rounding, where unpacked rows take two: halves of a bfloat16's last place may fall
 // to either side.
 TEST(Strips, UnpackToTheRowsTheyCameFrom) {
-  if (products().empty()) GTEST_SKIP() << "this processor has no product for strips";
+  if (kernels().empty()) GTEST_SKIP() << "this processor has no product for strips";
   for (const PackedType type : kTypes) {
     for (const std::int64_t rows : {1, 15, 16, 17, 40}) {
       for (const std::int64_t blocks : {1, 3, 5}) {
@@ -103,14 +100,14 @@ TEST(Strips, UnpackToTheRowsTheyCameFrom) {
         const auto values = static_cast<std::size_t>(rows * columns);
         std::vector<float> exact(values);
         unpack_f32(type, bytes.data(), exact.data(), rows * columns);
-        for (const auto& [name, unpacks] : unpackers()) {
+        for (const auto& [name, set] : kernels()) {
           std::vector<bf16_bits> narrow(values + 64, 0x7fc1);
           std::vector<float> wide(values + 64, -1e30F);
           for (std::int64_t strip = 0; strip < strip_count(rows); ++strip) {
             const auto count = static_cast<int>(std::min(kStripRows, rows - strip * kStripRows));
             const auto at = static_cast<std::size_t>(strip * kStripRows * columns);
-            unpacks.narrow(strips.matrix, strip, count, narrow.data() + at);
-            unpacks.wide(strips.matrix, strip, count, wide.data() + at);
+            set.unpack(strips.matrix, strip, count, narrow.data() + at);
+            set.unpack_wide(strips.matrix, strip, count, wide.data() + at);
           }
           std::size_t other = 0;
           for (std::size_t i = 0; i < values; ++i) {
@@ -147,10 +144,11 @@ TEST(Strips, PlainNumbersKeepTheirRows) {
 // Against the sums in double precision of unpacked weights and rounded activations, and at the ends
 // of all ranges.
 TEST(Strips, MultiplyAsUnpackedWeightsDo) {
-  if (products().empty()) GTEST_SKIP() << "this processor has neither AVX2 nor AVX-512 VNNI";
+  if (kernels().empty()) GTEST_SKIP() << "this processor has no product for strips";
   for (const PackedType type : kTypes) {
-    for (const std::int64_t out : {7, 16, 49}) {
-      const std::int64_t in = 512;
+    for (const auto& [out, blocks] :
+         {std::pair<std::int64_t, std::int64_t>{7, 3}, {16, 2}, {49, 5}, {33, 1}}) {
+      const std::int64_t in = blocks * packed_type_info(type).block_values;
       auto bytes = random_rows(type, out, in);
       const PackedMatrix plain{bytes.data(), type, out, in};
       for (const bool extreme : {false, true}) {
@@ -158,7 +156,7 @@ TEST(Strips, MultiplyAsUnpackedWeightsDo) {
         const Strips strips(plain);
         std::vector<float> w(static_cast<std::size_t>(out * in));
         unpack_f32(type, bytes.data(), w.data(), out * in);
-        for (const std::int64_t rows : {1, 2, 3, 4, 7, 12}) {
+        for (const std::int64_t rows : {1, 2, 3, 4, 5, 7, 12}) {
           std::vector<float> x(static_cast<std::size_t>(rows * in));
           std::mt19937 random(5);
           std::normal_distribution<float> normal;
@@ -181,9 +179,9 @@ TEST(Strips, MultiplyAsUnpackedWeightsDo) {
               largest_sum = std::max(largest_sum, size);
             }
           }
-          for (const auto& [name, dot] : products()) {
+          for (const auto& [name, set] : kernels()) {
             std::vector<float> actual(expected.size(), std::numeric_limits<float>::quiet_NaN());
-            dot(strips.matrix, 0, out, rounded, rows, actual.data(), out);
+            set.dot(strips.matrix, 0, out, rounded, rows, actual.data(), out);
             for (std::size_t i = 0; i < actual.size(); ++i) {
               // Offsets are added and subtracted in float32: up to twice the terms' size.
               ASSERT_NEAR(actual[i], expected[i], 4e-7 * largest_sum)
@@ -197,13 +195,13 @@ TEST(Strips, MultiplyAsUnpackedWeightsDo) {
   }
 }
 
-// The instruction sets add in the same order; only bytes are multiplied otherwise.
+// The instruction sets add in the same order; of x86's, only AVX-512 VNNI moves bytes by 128.
 TEST(Strips, GiveTheSameBitsOnEveryInstructionSet) {
-  const auto found = products();
+  const auto found = kernels();
   if (found.size() < 2) GTEST_SKIP() << "this processor has one of the instruction sets alone";
   const std::int64_t in = 768, out = 40, rows = 5;
   for (const PackedType type : kTypes) {
-    if (type == PackedType::q8_0) continue;
+    if (type == PackedType::q8_0 && found[1].first == std::string_view("vnni")) continue;
     const auto bytes = random_rows(type, out, in);
     const Strips strips({bytes.data(), type, out, in});
     std::vector<float> x(static_cast<std::size_t>(rows * in));
@@ -213,9 +211,9 @@ TEST(Strips, GiveTheSameBitsOnEveryInstructionSet) {
     const AlignedBytes memory = aligned_bytes(quantised_bytes(rows, in));
     const QuantisedRows rounded = quantise_rows(x.data(), rows, in, memory.get());
     std::vector<std::vector<float>> results;
-    for (const auto& [name, dot] : found) {
+    for (const auto& [name, set] : found) {
       results.emplace_back(static_cast<std::size_t>(rows * out));
-      dot(strips.matrix, 0, out, rounded, rows, results.back().data(), out);
+      set.dot(strips.matrix, 0, out, rounded, rows, results.back().data(), out);
     }
     EXPECT_EQ(results[0], results[1]) << packed_type_info(type).name;
   }
@@ -223,8 +221,7 @@ TEST(Strips, GiveTheSameBitsOnEveryInstructionSet) {
 
 // A batch must not change what a single row gets.
 TEST(Strips, GiveARowTheSameBitsInAnyBatch) {
-  if (!strips_supported(PackedType::q8_0))
-    GTEST_SKIP() << "this processor has no product for strips";
+  if (kernels().empty()) GTEST_SKIP() << "this processor has no product for strips";
   Context context(2);
   const std::int64_t in = 256, out = 50, rows = 11;
   for (const PackedType type : kTypes) {

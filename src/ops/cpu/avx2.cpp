@@ -159,8 +159,7 @@ struct Isa {
 
 }  // namespace
 
-const StripsDot kStripsDot = strips_dot_of;
-const StripUnpacks kStripUnpacks = {strip_unpack_of<true>, strip_unpack_of<false>};
+const StripKernels kStrips = {strips_dot_of, unpack_of<bf16_bits>, unpack_of<float>};
 
 }  // namespace avx2
 }  // namespace lca
@@ -168,8 +167,7 @@ const StripUnpacks kStripUnpacks = {strip_unpack_of<true>, strip_unpack_of<false
 #elif defined(__x86_64__)
 
 namespace lca::avx2 {
-const StripsDot kStripsDot = nullptr;
-const StripUnpacks kStripUnpacks;
+const StripKernels kStrips;
 }  // namespace lca::avx2
 
 #endif

@@ -138,8 +138,7 @@ struct Isa {
 
 }  // namespace
 
-const StripsDot kStripsDot = strips_dot_of;
-const StripUnpacks kStripUnpacks = {strip_unpack_of<true>, strip_unpack_of<false>};
+const StripKernels kStrips = {strips_dot_of, unpack_of<bf16_bits>, unpack_of<float>};
 
 }  // namespace vnni
 }  // namespace lca
@@ -147,8 +146,7 @@ const StripUnpacks kStripUnpacks = {strip_unpack_of<true>, strip_unpack_of<false
 #elif defined(__x86_64__)
 
 namespace lca::vnni {
-const StripsDot kStripsDot = nullptr;
-const StripUnpacks kStripUnpacks;
+const StripKernels kStrips;
 }  // namespace lca::vnni
 
 #endif

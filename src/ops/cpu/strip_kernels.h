@@ -1,5 +1,5 @@
 #pragma once
-/// Products of weights in strips with few rows of activations, one table for each instruction set.
+/// Work on weights in strips, one table for each instruction set.
 
 #include <cstdint>
 
@@ -8,33 +8,33 @@
 
 namespace lca {
 
-/// out[m · stride + n] = row m of x · row n of w, for weight rows first … end − 1.
-using StripsDot = void (*)(const PackedMatrix& w, std::int64_t first, std::int64_t end,
-                           const QuantisedRows& x, std::int64_t rows, float* out,
-                           std::int64_t stride);
-
-/// The first `count` rows of a strip, one after another, rounded to bfloat16.
-using StripUnpack = void (*)(const PackedMatrix& w, std::int64_t strip, int count, void* to);
-
-/// The same strip as bfloat16, and as float32.
-struct StripUnpacks {
-  StripUnpack narrow = nullptr, wide = nullptr;
+struct StripKernels {
+  /// out[m · stride + n] = row m of x · row n of w, for weight rows first … end − 1. For few rows.
+  void (*dot)(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
+              std::int64_t rows, float* out, std::int64_t stride) = nullptr;
+  /// The first `count` rows of a strip, one after another, rounded to bfloat16.
+  void (*unpack)(const PackedMatrix& w, std::int64_t strip, int count, bf16_bits* to) = nullptr;
+  /// The same as float32.
+  void (*unpack_wide)(const PackedMatrix& w, std::int64_t strip, int count, float* to) = nullptr;
 };
 
 #if defined(__x86_64__)
 namespace vnni {
-extern const StripsDot kStripsDot;  ///< avx512vnni.cpp
-extern const StripUnpacks kStripUnpacks;
-}  // namespace vnni
+extern const StripKernels kStrips;  ///< avx512vnni.cpp
+}
 namespace avx2 {
-extern const StripsDot kStripsDot;  ///< avx2.cpp
-extern const StripUnpacks kStripUnpacks;
-}  // namespace avx2
+extern const StripKernels kStrips;  ///< avx2.cpp
+}
+#elif defined(__aarch64__)
+namespace neon {
+extern const StripKernels kStrips;  ///< neon.cpp
+}
+namespace neon_dotprod {
+extern const StripKernels kStrips;  ///< neon_dotprod.cpp
+}
 #endif
 
-/// The product for the level in use (core/cpu_level.h), or null.
-StripsDot strips_dot_in_use();
-/// The same; of nulls where there is none.
-StripUnpacks strip_unpacks_in_use();
+/// Those for the level in use (core/cpu_level.h); nulls where there are none.
+const StripKernels& strips_in_use();
 
 }  // namespace lca

@@ -117,7 +117,8 @@ inline void run_dots(const Byte* strip, std::int64_t block, const QuantisedRows&
                      std::int64_t row, Floats (&sum)[16 / Isa::kLanes][kRows]) {
   constexpr int kGroups = 8 / Type::kScales;  // of four columns
   const std::int64_t first = row * x.blocks + block * Type::kRuns + kRun;
-#pragma GCC unroll 4
+  // Code for one vector of four lanes serves all four: copies would make half a megabyte of it.
+#pragma GCC unroll(Isa::kLanes >= 8 ? 2 : 1)
   for (int vector = 0; vector < 16 / Isa::kLanes; ++vector) {
     const int lane = vector * Isa::kLanes;
     const Scales<Type::kScales> scales = Type::scales(strip, kRun, lane);

@@ -14,10 +14,10 @@ inline void run_unpack(const Byte* strip, int count, std::int64_t columns, Byte*
   constexpr int kLanes = Isa::kLanes, kInWord = kNarrow ? 2 : 1;
   constexpr int kGroups = kLanes * kInWord / 4;  // of four columns, in a square
   constexpr std::int64_t kValue = kNarrow ? 2 : 4;
-#pragma GCC unroll 4
+#pragma GCC unroll(Isa::kLanes >= 8 ? 2 : 1)
   for (int lane = 0; lane < 16; lane += kLanes) {
     const Scales<Type::kScales> scales = Type::scales(strip, kRun, lane);
-#pragma GCC unroll 4
+#pragma GCC unroll(Isa::kLanes >= 8 ? 4 : 1)
     for (int first = 0; first < 8; first += kGroups) {
       typename Isa::Ints words[kLanes];
 #pragma GCC unroll 8
@@ -63,9 +63,10 @@ void strip_unpack(const PackedMatrix& w, std::int64_t strip, int count, Byte* ou
   }
 }
 
-template <bool kNarrow>
-void strip_unpack_of(const PackedMatrix& w, std::int64_t strip, int count, void* to) {
-  auto* out = static_cast<Byte*>(to);
-  type_choose(w.type,
-              [&]<typename Type>(Type) { strip_unpack<Type, kNarrow>(w, strip, count, out); });
+template <typename T>
+void unpack_of(const PackedMatrix& w, std::int64_t strip, int count, T* to) {
+  auto* out = reinterpret_cast<Byte*>(to);
+  type_choose(w.type, [&]<typename Type>(Type) {
+    strip_unpack<Type, sizeof(T) == 2>(w, strip, count, out);
+  });
 }

@@ -89,29 +89,25 @@ void bits_spread(const std::byte* from, std::byte* to, std::size_t row) {
 
 }  // namespace
 
-StripUnpacks strip_unpacks_in_use() {
-  [[maybe_unused]] const StripsDot dot = strips_dot_in_use();
-#if defined(__x86_64__)
-  if (dot != nullptr && dot == vnni::kStripsDot) return vnni::kStripUnpacks;
-  if (dot != nullptr && dot == avx2::kStripsDot) return avx2::kStripUnpacks;
-#endif
-  return {};
-}
-
-StripsDot strips_dot_in_use() {
+const StripKernels& strips_in_use() {
 #if defined(__x86_64__)
   static const bool has_vnni = __builtin_cpu_supports("avx512vnni") != 0;
   const CpuLevel level = cpu_level();
-  if (level >= CpuLevel::avx512 && has_vnni && vnni::kStripsDot != nullptr) {
-    return vnni::kStripsDot;
+  if (level >= CpuLevel::avx512 && has_vnni && vnni::kStrips.dot != nullptr) return vnni::kStrips;
+  if (level >= CpuLevel::avx2) return avx2::kStrips;
+#elif defined(__aarch64__)
+  const CpuLevel level = cpu_level();
+  if (level >= CpuLevel::dotprod && neon_dotprod::kStrips.dot != nullptr) {
+    return neon_dotprod::kStrips;
   }
-  if (level >= CpuLevel::avx2) return avx2::kStripsDot;
+  if (level >= CpuLevel::neon) return neon::kStrips;
 #endif
-  return nullptr;
+  static constexpr StripKernels kNone;
+  return kNone;
 }
 
 bool strips_supported(PackedType type) {
-  return form_of(type).count > 0 && strips_dot_in_use() != nullptr;
+  return form_of(type).count > 0 && strips_in_use().dot != nullptr;
 }
 
 std::size_t strip_bytes(PackedType type, std::int64_t columns) {
@@ -140,32 +136,26 @@ void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) 
   }
 }
 
-namespace {
-
-template <typename T>
-void strips_unpack(StripUnpack unpack, const PackedMatrix& strips, std::int64_t first,
-                   std::int64_t count, T* to) {
-  for (std::int64_t row = 0; row < count; row += kStripRows) {
-    const auto some = static_cast<int>(std::min(kStripRows, count - row));
-    unpack(strips, (first + row) / kStripRows, some, to + row * strips.columns);
-  }
-}
-
-}  // namespace
-
 void strips_unpack_bf16(const PackedMatrix& strips, std::int64_t first, std::int64_t count,
                         bf16_bits* to) {
-  strips_unpack(strip_unpacks_in_use().narrow, strips, first, count, to);
+  for (std::int64_t row = 0; row < count; row += kStripRows) {
+    const auto some = static_cast<int>(std::min(kStripRows, count - row));
+    strips_in_use().unpack(strips, (first + row) / kStripRows, some, to + row * strips.columns);
+  }
 }
 
 void strips_unpack_rounded(const PackedMatrix& strips, std::int64_t first, std::int64_t count,
                            float* to) {
-  strips_unpack(strip_unpacks_in_use().wide, strips, first, count, to);
+  for (std::int64_t row = 0; row < count; row += kStripRows) {
+    const auto some = static_cast<int>(std::min(kStripRows, count - row));
+    strips_in_use().unpack_wide(strips, (first + row) / kStripRows, some,
+                                to + row * strips.columns);
+  }
 }
 
 void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
                 std::int64_t rows, float* out, std::int64_t stride) {
-  strips_dot_in_use()(w, first, end, x, rows, out, stride);
+  strips_in_use().dot(w, first, end, x, rows, out, stride);
 }
 
 }  // namespace lca
