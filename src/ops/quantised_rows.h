@@ -19,11 +19,26 @@ struct QuantisedRows {
   std::int64_t blocks = 0;
 };
 
+/// The same numbers each in one word, for products of many rows.
+struct WordRows {
+  std::int16_t* words = nullptr;  ///< [rows, blocks · 32]: 128 · high + low
+  float* scales = nullptr;
+  float* sums = nullptr;
+  std::int64_t blocks = 0;
+};
+
 /// Bytes of scratch for `rows` rows of `columns` values.
 std::size_t quantised_bytes(std::int64_t rows, std::int64_t columns);
 
 /// Carves `memory` and rounds rows of `columns` values (a multiple of 32) into it.
 QuantisedRows quantise_rows(const float* x, std::int64_t rows, std::int64_t columns,
                             std::byte* memory);
+
+/// The same in words. Any part of the rows may be rounded, by several threads: `words_carve` first.
+std::size_t words_bytes(std::int64_t rows, std::int64_t columns);
+WordRows words_carve(std::int64_t rows, std::int64_t columns, std::byte* memory);
+/// Those from row `first` on.
+WordRows words_from(const WordRows& rows, std::int64_t first);
+void words_round(const float* x, std::int64_t first, std::int64_t count, const WordRows& to);
 
 }  // namespace lca

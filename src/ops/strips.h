@@ -41,4 +41,11 @@ void strips_unpack_rounded(const PackedMatrix& strips, std::int64_t first, std::
 void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
                 std::int64_t rows, float* out, std::int64_t stride);
 
+/// The same for many rows, to the same bits, where this processor has a fast one. `scratch` takes
+/// strips_many_bytes.
+bool strips_many_supported();
+std::size_t strips_many_bytes(std::int64_t columns);
+void strips_dot_many(const PackedMatrix& w, std::int64_t first, std::int64_t end, const WordRows& x,
+                     std::int64_t rows, float* out, std::int64_t stride, void* scratch);
+
 }  // namespace lca

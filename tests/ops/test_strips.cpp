@@ -219,6 +219,43 @@ TEST(Strips, GiveTheSameBitsOnEveryInstructionSet) {
   }
 }
 
+// Many rows are multiplied as integers too, where that is fast: to the bits that few rows get.
+TEST(Strips, ManyRowsGetTheBitsOfFew) {
+  bool any = false;
+  const std::int64_t out = 41, rows = 23;
+  for (const auto& [name, set] : kernels()) {
+    if (set.dot_many == nullptr) continue;
+    any = true;
+    for (const PackedType type : kTypes) {
+      for (const bool extreme : {false, true}) {
+        const std::int64_t in = 3 * packed_type_info(type).block_values;
+        auto bytes = random_rows(type, out, in);
+        if (extreme) extremes_write(type, bytes);
+        const Strips strips({bytes.data(), type, out, in});
+        std::vector<float> x(static_cast<std::size_t>(rows * in));
+        std::mt19937 random(11);
+        std::normal_distribution<float> normal;
+        for (float& value : x) value = extreme ? -1.0F : normal(random);
+        const AlignedBytes few_memory = aligned_bytes(quantised_bytes(rows, in));
+        const QuantisedRows few = quantise_rows(x.data(), rows, in, few_memory.get());
+        const AlignedBytes many_memory = aligned_bytes(words_bytes(rows, in));
+        const WordRows many = words_carve(rows, in, many_memory.get());
+        words_round(x.data(), 0, 9, many);
+        words_round(x.data(), 9, rows - 9, many);
+        std::vector<float> expected(static_cast<std::size_t>(rows * out));
+        set.dot(strips.matrix, 0, out, few, rows, expected.data(), out);
+        std::vector<float> actual(expected.size() + 1, -7.0F);
+        const AlignedBytes scratch = aligned_bytes(StripKernels::panel_bytes(in));
+        set.dot_many(strips.matrix, 0, out, many, rows, actual.data(), out, scratch.get());
+        EXPECT_EQ(actual.back(), -7.0F) << "written past the end";
+        actual.pop_back();
+        EXPECT_EQ(actual, expected) << name << " " << packed_type_info(type).name << " " << extreme;
+      }
+    }
+  }
+  if (!any) GTEST_SKIP() << "this processor multiplies many rows otherwise";
+}
+
 // A batch must not change what a single row gets.
 TEST(Strips, GiveARowTheSameBitsInAnyBatch) {
   if (kernels().empty()) GTEST_SKIP() << "this processor has no product for strips";

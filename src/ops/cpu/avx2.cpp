@@ -116,6 +116,43 @@ struct Isa {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x);
   }
 
+  static constexpr int kPanelRows = 4;
+  static Ints no_ints() { return _mm256_setzero_si256(); }
+  static Ints load_ints(const std::int16_t* from) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
+  }
+  static void store_ints(std::int16_t* to, Ints x) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to), x);
+  }
+  static Floats load_floats(const float* from) { return _mm256_load_ps(from); }
+  static Ints two_values(const std::int16_t* from) {
+    int word;
+    __builtin_memcpy(&word, from, sizeof word);
+    return _mm256_set1_epi32(word);
+  }
+  static Ints add_pairs(Ints sum, Ints w, Ints x) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
+  }
+  /// Columns 2·kPair and 2·kPair + 1 of each four, in 16 bits.
+  template <bool kSigned, int kPair>
+  static Ints words(Bytes q) {
+    if constexpr (kSigned) {
+      const Bytes tops =
+          _mm256_set1_epi64x(kPair == 0 ? static_cast<long long>(0x0580048001800080)
+                                        : static_cast<long long>(0x0780068003800280));
+      const Bytes places = _mm256_add_epi8(tops, eights());
+      return _mm256_srai_epi16(_mm256_shuffle_epi8(q, places), 8);
+    } else {
+      const Bytes places = _mm256_add_epi8(
+          _mm256_set1_epi64x(kPair == 0 ? static_cast<long long>(0x8005800480018000)
+                                        : static_cast<long long>(0x8007800680038002)),
+          eights());
+      return _mm256_shuffle_epi8(q, places);
+    }
+  }
+  /// 8 in the upper halves of 128 bits: the same places, of the next two rows.
+  static Bytes eights() { return _mm256_set_epi64x(0x0808080808080808, 0, 0x0808080808080808, 0); }
+
   template <int kLargest, bool kSigned>
   struct Accumulator {
     /// Sums of two products that fit into 16 bits.
@@ -155,11 +192,12 @@ struct Isa {
 // clang-format off
 #include "ops/cpu/strip_product-inl.h"
 #include "ops/cpu/strip_unpack-inl.h"
+#include "ops/cpu/strip_panel-inl.h"
 // clang-format on
 
 }  // namespace
 
-const StripKernels kStrips = {strips_dot_of, unpack_of<bf16_bits>, unpack_of<float>};
+const StripKernels kStrips = {strips_dot_of, unpack_of<bf16_bits>, unpack_of<float>, panels_dot_of};
 
 }  // namespace avx2
 }  // namespace lca

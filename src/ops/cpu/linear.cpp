@@ -1,11 +1,12 @@
 // A run of many rows: panels of the weight are unpacked (to bfloat16 or float32) and multiplied by
-// oneDNN, one panel a task. A run of few rows, as in decoding, is multiplied on the packed blocks
-// where weights lie in strips (the bf16 path alone: it rounds activations to 15 bits); else each
-// weight row is unpacked once and dotted with every activation row. A panel's size depends on the
-// shape alone, so results do not depend on the number of threads; a panel is multiplied run by run,
-// unless rows do not influence each other on this processor, so they do not depend on the other
-// runs either. An adapter's change is added where a task has finished its rows or its panel, which
-// are then in cache (lora.h).
+// oneDNN, one panel a task; with AVX2 alone weights in strips are multiplied as integers instead,
+// with activations of 15 bits. A run of few rows, as in decoding, is multiplied on the packed
+// blocks where weights lie in strips (the bf16 path alone: it rounds activations to 15 bits); else
+// each weight row is unpacked once and dotted with every activation row. A panel's size depends on
+// the shape alone, so results do not depend on the number of threads; a panel is multiplied run by
+// run, unless rows do not influence each other on this processor, so they do not depend on the
+// other runs either. An adapter's change is added where a task has finished its rows or its panel,
+// which are then in cache (lora.h).
 
 #include "ops/linear.h"
 
@@ -128,6 +129,7 @@ struct Scratch {
   Rows rows;
   bf16_bits* x = nullptr;          // [rows, in]: activations rounded to bfloat16
   float* wide_x = nullptr;         // and widened again, where bfloat16 is not native
+  WordRows words;                  // in 15 bits, where strips are multiplied as integers
   std::byte* quantised = nullptr;  // activations of few rows in 15 bits, piece after piece
   float* low = nullptr;            // [rows, low_width]: scale·A·x of all adapters
   std::int64_t low_width = 0;
@@ -141,11 +143,13 @@ struct Scratch {
     const std::int64_t in = group[0].weight.columns;
     bool unpacks = !rows.many.empty();
     bool packs = false;
+    bool all_packed = true;
     std::int64_t weight_rows = 1;
     for (const Product& product : group) {
       const bool packed = product.weight.strips;
       unpacks = unpacks || !packed;
       packs = packs || packed;
+      all_packed = all_packed && packed;
       if (!rows.many.empty()) weight_rows = std::max(weight_rows, panel_rows(product.weight.rows));
       low_width += product.lora.width();
     }
@@ -155,9 +159,15 @@ struct Scratch {
       const auto bytes = quantised_bytes(rows.total, in) + rows.few.size() * kPieceSlack;
       quantised = carver.take<std::byte>(static_cast<std::int64_t>(bytes));
     }
-    if (!rows.many.empty() && type == ProductType::bf16) {
+    const bool native = type == ProductType::bf16 && product_bf16_is_native();
+    const bool integers = packs && !native && strips_many_supported();
+    if (!rows.many.empty() && integers) {
+      auto* memory = carver.take<std::byte>(static_cast<std::int64_t>(words_bytes(rows.total, in)));
+      words = words_carve(rows.total, in, memory);
+    }
+    if (!rows.many.empty() && type == ProductType::bf16 && !(integers && all_packed)) {
       x = carver.take<bf16_bits>(rows.total * in);
-      if (!product_bf16_is_native()) wide_x = carver.take<float>(rows.total * in);
+      if (!native) wide_x = carver.take<float>(rows.total * in);
     }
     if (unpacks) {
       wide_bytes = align_up(static_cast<std::size_t>(weight_rows * in) * sizeof(float));
@@ -314,14 +324,18 @@ void low_rows(Context& context, std::span<const Product> group, const Scratch& s
   }
 }
 
-void many_rows(Context& context, std::span<const Product> group, ProductType type,
-               const Scratch& scratch, const float* x) {
-  const std::int64_t in = group[0].weight.columns;
-  if (scratch.low_width > 0) low_rows(context, group, scratch, x);
-  const bool native = type == ProductType::bf16 && product_bf16_is_native();
-  if (!native) matmul_prepare();
+/// The activations of all long runs in the form in which they are multiplied.
+void rows_round(Context& context, ProductType type, bool native, const Scratch& scratch,
+                const float* x, std::int64_t in) {
   for (const RowPiece& piece : scratch.rows.many) {
-    if (type != ProductType::bf16) break;
+    if (scratch.words.words != nullptr) {
+      constexpr std::int64_t kTask = 16;
+      context.state().pool.run((piece.rows + kTask - 1) / kTask, [&](std::int64_t task, int) {
+        const std::int64_t rows = std::min(kTask, piece.rows - task * kTask);
+        words_round(x, piece.first + task * kTask, rows, scratch.words);
+      });
+    }
+    if (type != ProductType::bf16 || scratch.x == nullptr) continue;
     const std::int64_t begin = piece.first * in;
     const std::int64_t end = begin + piece.rows * in;
     round_bf16(context, x + begin, end - begin, scratch.x + begin);
@@ -329,6 +343,15 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
       scratch.wide_x[i] = bf16_to_f32(scratch.x[i]);
     }
   }
+}
+
+void many_rows(Context& context, std::span<const Product> group, ProductType type,
+               const Scratch& scratch, const float* x) {
+  const std::int64_t in = group[0].weight.columns;
+  if (scratch.low_width > 0) low_rows(context, group, scratch, x);
+  const bool native = type == ProductType::bf16 && product_bf16_is_native();
+  if (!native) matmul_prepare();
+  rows_round(context, type, native, scratch, x, in);
   if (type == ProductType::bf16 && !native) x = scratch.wide_x;
   for_weight_rows(
       context, group, 0, [](std::int64_t) {},
@@ -337,7 +360,10 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
         const PackedMatrix& w = product.weight;
         auto* wide = reinterpret_cast<float*>(scratch.panel(worker));
         auto* narrow = reinterpret_cast<bf16_bits*>(scratch.panel(worker) + scratch.wide_bytes);
-        if (native) {
+        const bool integers = w.strips && scratch.words.words != nullptr;
+        if (integers) {
+          // Unpacked strip by strip, in the product.
+        } else if (native) {
           unpack_panel(w, first, count, narrow);
         } else if (type == ProductType::bf16) {
           unpack_panel_rounded(w, first, count, wide, narrow);
@@ -348,7 +374,10 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
         }
         for (const RowPiece& piece : scratch.rows.many) {
           float* out = product.out + piece.first * w.rows + first;
-          if (native) {
+          if (integers) {
+            strips_dot_many(w, first, first + count, words_from(scratch.words, piece.first),
+                            piece.rows, product.out + piece.first * w.rows, w.rows, wide);
+          } else if (native) {
             matmul_nt_bf16(piece.rows, count, in, scratch.x + piece.first * in, narrow, out,
                            w.rows);
           } else {

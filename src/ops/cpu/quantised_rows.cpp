@@ -19,14 +19,15 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Rounds blocks of 32 to 15 bits, to the nearest (ties to even).
-void QuantiseBlocks(const float* from, std::int64_t blocks, const QuantisedRows& to) {
+/// Rounds blocks of 32 to 15 bits, to the nearest (ties to even), and hands quants out lane by
+/// lane: put(d, quants, where).
+template <typename To, typename Put>
+HWY_INLINE void RoundBlocks(const float* from, std::int64_t blocks, const To& to, const Put& put) {
   constexpr std::int64_t kBlock = 32;
   constexpr std::int64_t kHalf = kBlock / 2;
   constexpr float kLargest = 127 * 128;
   const hn::CappedTag<float, 16> d;
   const hn::RebindToSigned<decltype(d)> di;
-  const hn::Rebind<std::int8_t, decltype(d)> d8;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t block = 0; block < blocks; ++block, from += kBlock) {
     auto most = hn::Zero(d);
@@ -42,10 +43,7 @@ void QuantiseBlocks(const float* from, std::int64_t blocks, const QuantisedRows&
       for (std::int64_t i = half * kHalf; i < (half + 1) * kHalf; i += lanes) {
         const auto quants = hn::NearestInt(hn::Mul(hn::LoadU(d, from + i), inverse));
         sum = hn::Add(sum, quants);
-        const auto upper = hn::ShiftRight<7>(hn::Add(quants, hn::Set(di, 64)));
-        const auto lower = hn::Sub(quants, hn::ShiftLeft<7>(upper));
-        hn::StoreU(hn::DemoteTo(d8, upper), d8, to.high + block * kBlock + i);
-        hn::StoreU(hn::DemoteTo(d8, lower), d8, to.low + block * kBlock + i);
+        put(di, quants, block * kBlock + i);
       }
       sums[half] = hn::GetLane(hn::SumOfLanes(di, sum));
     }
@@ -53,6 +51,23 @@ void QuantiseBlocks(const float* from, std::int64_t blocks, const QuantisedRows&
     to.sums[2 * block] = scale * static_cast<float>(sums[0]);
     to.sums[2 * block + 1] = scale * static_cast<float>(sums[1]);
   }
+}
+
+void QuantiseBlocks(const float* from, std::int64_t blocks, const QuantisedRows& to) {
+  RoundBlocks(from, blocks, to, [&](auto di, auto quants, std::int64_t at) HWY_ATTR {
+    const hn::Rebind<std::int8_t, decltype(di)> d8;
+    const auto upper = hn::ShiftRight<7>(hn::Add(quants, hn::Set(di, 64)));
+    const auto lower = hn::Sub(quants, hn::ShiftLeft<7>(upper));
+    hn::StoreU(hn::DemoteTo(d8, upper), d8, to.high + at);
+    hn::StoreU(hn::DemoteTo(d8, lower), d8, to.low + at);
+  });
+}
+
+void WordBlocks(const float* from, std::int64_t blocks, const WordRows& to) {
+  RoundBlocks(from, blocks, to, [&](auto di, auto quants, std::int64_t at) HWY_ATTR {
+    const hn::Rebind<std::int16_t, decltype(di)> d16;
+    hn::StoreU(hn::DemoteTo(d16, quants), d16, to.words + at);
+  });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -63,6 +78,7 @@ HWY_AFTER_NAMESPACE();
 namespace lca {
 
 HWY_EXPORT(QuantiseBlocks);
+HWY_EXPORT(WordBlocks);
 
 namespace {
 
@@ -94,6 +110,42 @@ QuantisedRows quantise_rows(const float* x, std::int64_t rows, std::int64_t colu
   const QuantisedRows to = Pieces(memory, rows, columns).rows;
   HWY_DYNAMIC_DISPATCH(QuantiseBlocks)(x, rows * to.blocks, to);
   return to;
+}
+
+namespace {
+
+struct WordPieces {
+  WordRows rows;
+  std::size_t used = 0;
+
+  WordPieces(std::byte* memory, std::int64_t count, std::int64_t columns) {
+    Carver carver(memory);
+    rows.blocks = columns / kBlock;
+    rows.words = carver.take<std::int16_t>(count * columns);
+    rows.scales = carver.take<float>(count * rows.blocks);
+    rows.sums = carver.take<float>(count * rows.blocks * 2);
+    used = carver.used();
+  }
+};
+
+}  // namespace
+
+std::size_t words_bytes(std::int64_t rows, std::int64_t columns) {
+  return WordPieces(nullptr, rows, columns).used;
+}
+
+WordRows words_carve(std::int64_t rows, std::int64_t columns, std::byte* memory) {
+  return WordPieces(memory, rows, columns).rows;
+}
+
+WordRows words_from(const WordRows& rows, std::int64_t first) {
+  const std::int64_t begin = first * rows.blocks;
+  return {rows.words + begin * kBlock, rows.scales + begin, rows.sums + 2 * begin, rows.blocks};
+}
+
+void words_round(const float* x, std::int64_t first, std::int64_t count, const WordRows& to) {
+  HWY_DYNAMIC_DISPATCH(WordBlocks)
+  (x + first * to.blocks * kBlock, count * to.blocks, words_from(to, first));
 }
 
 }  // namespace lca

@@ -16,6 +16,15 @@ struct StripKernels {
   void (*unpack)(const PackedMatrix& w, std::int64_t strip, int count, bf16_bits* to) = nullptr;
   /// The same as float32.
   void (*unpack_wide)(const PackedMatrix& w, std::int64_t strip, int count, float* to) = nullptr;
+  /// The product for many rows, to the same bits; null where bfloat16 or float32 are as fast.
+  /// `scratch`: panel_bytes.
+  void (*dot_many)(const PackedMatrix& w, std::int64_t first, std::int64_t end, const WordRows& x,
+                   std::int64_t rows, float* out, std::int64_t stride, void* scratch) = nullptr;
+
+  /// For one strip of `columns` columns: 16-bit quants, and two numbers for each 16 of them.
+  static std::size_t panel_bytes(std::int64_t columns) {
+    return static_cast<std::size_t>(columns) * 16 * (sizeof(std::int16_t) + sizeof(float) / 8);
+  }
 };
 
 #if defined(__x86_64__)

@@ -158,4 +158,13 @@ void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, con
   strips_in_use().dot(w, first, end, x, rows, out, stride);
 }
 
+bool strips_many_supported() { return strips_in_use().dot_many != nullptr; }
+
+std::size_t strips_many_bytes(std::int64_t columns) { return StripKernels::panel_bytes(columns); }
+
+void strips_dot_many(const PackedMatrix& w, std::int64_t first, std::int64_t end, const WordRows& x,
+                     std::int64_t rows, float* out, std::int64_t stride, void* scratch) {
+  strips_in_use().dot_many(w, first, end, x, rows, out, stride, scratch);
+}
+
 }  // namespace lca
