@@ -23,7 +23,8 @@ struct StripKernels {
 
   /// For one strip of `columns` columns: 16-bit quants, and two numbers for each 16 of them.
   static std::size_t panel_bytes(std::int64_t columns) {
-    return static_cast<std::size_t>(columns) * 16 * (sizeof(std::int16_t) + sizeof(float) / 8);
+    return static_cast<std::size_t>(columns) * 16 * sizeof(std::int16_t) +
+           static_cast<std::size_t>(columns) * 2 * sizeof(float);
   }
 };
 
