@@ -121,8 +121,8 @@ TEST(Prefix, CutsFollowFromTheTokensBeforeThem) {
   for (const std::size_t at : {0, 40, 64, 200}) tokens[at] = 1;
   const auto cuts = server::prompt_cuts(tokens, turns, 64);
   EXPECT_EQ(cuts, (std::vector<std::int64_t>{40, 64, 128, 192, 200, 256}));
-  const auto marks = server::marks_wanted(tokens, cuts, turns, 64, 128, 0);
-  EXPECT_EQ(marks, (std::vector<std::int64_t>{40, 64, 128, 192, 200, 256}));
+  const auto marks = server::marks_wanted(tokens, cuts, turns, 64, 0);
+  EXPECT_EQ(marks, (std::vector<std::int64_t>{40, 64, 192, 200, 256}));
 }
 
 }  // namespace
