@@ -8,13 +8,13 @@
 namespace lca {
 namespace {
 
-constexpr std::int64_t kMostPositions = 64;
-constexpr std::int64_t kMostBytes = 32 << 10;  ///< of a block, where a row is not larger
+constexpr std::int64_t kMostPositions = 32;
+constexpr std::int64_t kMostBytes = 16 << 10;  ///< of a block, where a row is not larger
 
 /// Positions of a block: the more, the fewer blocks; the fewer, the less is lost at its ends.
-std::int64_t block_positions(std::int64_t row_bytes) {
+std::int64_t block_positions(std::int64_t row_bytes, std::int64_t most) {
   std::int64_t unit = kMostPositions;
-  while (unit > 1 && unit * row_bytes > kMostBytes) unit /= 2;
+  while (unit > 1 && (unit * row_bytes > kMostBytes || unit / 2 >= most)) unit /= 2;
   return unit;
 }
 
@@ -72,12 +72,12 @@ std::shared_ptr<FrozenRows::Block> FrozenRows::block_at(std::int64_t begin) cons
 }
 
 FrozenRows::FrozenRows(const RowBuffer& rows, std::int64_t first, std::int64_t position,
-                       std::span<const FrozenRows* const> alike,
+                       std::int64_t most, std::span<const FrozenRows* const> alike,
                        const std::shared_ptr<FrozenBytes>& count)
     : row_bytes_(rows.row_bytes()),
       position_(position),
       rows_(rows.rows() - first),
-      unit_(block_positions(rows.row_bytes())) {
+      unit_(block_positions(rows.row_bytes(), most)) {
   const std::int64_t end = position + rows_;
   for (std::int64_t from = position; from < end;) {
     const std::int64_t begin = from / unit_ * unit_;
@@ -85,7 +85,7 @@ FrozenRows::FrozenRows(const RowBuffer& rows, std::int64_t first, std::int64_t p
     const std::byte* data = rows.row(first + from - position);
     std::shared_ptr<Block> block;
     for (const FrozenRows* other : alike) {
-      if (other->row_bytes_ != row_bytes_) continue;
+      if (other->row_bytes_ != row_bytes_ || other->unit_ != unit_) continue;
       block = other->block_at(begin);
       if (block && block->takes(data, from, to, row_bytes_)) break;
       block.reset();
@@ -135,11 +135,12 @@ FrozenCache::FrozenCache(const Cache& cache, std::span<const FrozenCache* const>
     // Of the queries those that the next group needs, also after a cut inside the window: it is the
     // same group then.
     const std::int64_t first =
-        &rows == &state.queries
+        &rows == &state.queries && !state.prompt_open
             ? std::clamp<std::int64_t>(state.layout.first_query_needed(length_) - begin, 0,
                                        rows.rows())
             : 0;
-    rows_.emplace_back(rows, first, begin + first, others, count);
+    const std::int64_t most = i < sink ? state.layout.sink : kMostPositions;
+    rows_.emplace_back(rows, first, begin + first, most, others, count);
   }
 }
 

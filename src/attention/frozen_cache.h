@@ -31,8 +31,10 @@ struct FrozenBytes {
 /// The rows of one RowBuffer.
 class FrozenRows {
  public:
-  /// Rows from `first` on, which is at `position`. `alike`: the same buffer of other caches.
-  FrozenRows(const RowBuffer& rows, std::int64_t first, std::int64_t position,
+  /// Rows from `first` on, which is at `position`. The buffer never has more than `most` rows;
+  /// larger numbers than a block's positions do not matter. `alike`: the same buffer of other
+  /// caches.
+  FrozenRows(const RowBuffer& rows, std::int64_t first, std::int64_t position, std::int64_t most,
              std::span<const FrozenRows* const> alike, const std::shared_ptr<FrozenBytes>& count);
 
   /// Appends the rows to an empty buffer, with room for some more.

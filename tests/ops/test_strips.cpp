@@ -97,6 +97,11 @@ TEST(Strips, GiveTheRowsBackToTheBit) {
                                    static_cast<std::size_t>(count) * plain.row_bytes()))
               << packed_type_info(type).name << " " << rows << " " << columns << " " << strip;
         }
+        for (std::int64_t row = 0; row < rows; ++row) {
+          strip_row_restore(strips.matrix, row, back.data());
+          EXPECT_EQ(0, std::memcmp(back.data(), plain.row(row), plain.row_bytes()))
+              << packed_type_info(type).name << " " << rows << " " << columns << " row " << row;
+        }
       }
     }
   }

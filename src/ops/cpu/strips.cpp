@@ -140,8 +140,11 @@ void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) 
   }
 }
 
-void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t count,
-                   std::byte* to) {
+namespace {
+
+/// Rows first … end − 1 of a strip.
+void rows_restore(const PackedMatrix& strips, std::int64_t strip, std::size_t first,
+                  std::size_t end, std::byte* to) {
   const StripForm form = form_of(strips.type);
   const std::size_t block_bytes = packed_type_info(strips.type).block_bytes;
   const std::size_t blocks = block_count(strips.type, strips.columns);
@@ -149,8 +152,8 @@ void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t 
       strips.data + static_cast<std::size_t>(strip) * strip_bytes(strips.type, strips.columns);
   for (std::size_t block = 0; block < blocks; ++block) {
     for (const Piece& piece : form.all()) {
-      for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
-        std::byte* into = to + (r * blocks + block) * block_bytes + piece.from;
+      for (std::size_t r = first; r < end; ++r) {
+        std::byte* into = to + ((r - first) * blocks + block) * block_bytes + piece.from;
         if (piece.bytes == 0) bits_gather(from, into, r);
         for (std::size_t i = 0; i < piece.count && piece.bytes > 0; ++i) {
           number_copy(from + (i * kRows + r) * piece.bytes, into + i * piece.bytes, piece);
@@ -159,6 +162,18 @@ void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t 
       from += piece.row_bytes() * kRows;
     }
   }
+}
+
+}  // namespace
+
+void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t count,
+                   std::byte* to) {
+  rows_restore(strips, strip, 0, static_cast<std::size_t>(count), to);
+}
+
+void strip_row_restore(const PackedMatrix& strips, std::int64_t row, std::byte* to) {
+  const auto at = static_cast<std::size_t>(row % kStripRows);
+  rows_restore(strips, row / kStripRows, at, at + 1, to);
 }
 
 void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,

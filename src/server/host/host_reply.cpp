@@ -232,7 +232,10 @@ void EngineHost::State::finished(const JobPtr& job, int choice, RequestResult re
       live.update(wish.session, job->id, *result.session);
       job->left = true;
     }
-    if (result.session && options.prefix_cache) prefix.put(*result.session, Kept::reply);
+    if (result.session && options.prefix_cache) {
+      prefix.put(*result.session, Kept::reply);
+      prefix.leave(job->tokens, job->marks);
+    }
     if (saves && result.session) {
       job->to_save = std::move(result.session);
       job->reply = generated.text;

@@ -178,6 +178,21 @@ void PrefixCache::drop_replaced(Entries::iterator by) {
   }
 }
 
+void PrefixCache::leave(std::span<const std::int32_t> tokens,
+                        std::span<const std::int64_t> lengths) {
+  for (auto at = entries_.begin(); at != entries_.end();) {
+    const auto next = std::next(at);
+    const std::int64_t length = at->session.length();
+    if (at->kind == Kept::turn && !at->used && length < std::ssize(tokens) &&
+        !std::ranges::binary_search(lengths, length) &&
+        std::ranges::equal(at->session.tokens(), beginning(tokens, length))) {
+      ++counts_.evicted;
+      drop(at);
+    }
+    at = next;
+  }
+}
+
 void PrefixCache::drop(Entries::iterator at) {
   for (Entry& entry : entries_) {
     if (entry.parent == &*at) entry.parent = at->parent;

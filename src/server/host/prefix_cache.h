@@ -13,9 +13,10 @@
 /// exceeded the least recently used entries go, until what is left fits; one that shares all it has
 /// frees next to nothing.
 ///
-/// Two kinds of entries go as soon as another has taken their place: a `stone` that was never
-/// needed, when the same prompt is kept at a later position; and the end of a reply, when the
-/// conversation is kept at the beginning of its next turn.
+/// Some entries go earlier, unless a prompt was read from them: a `stone`, when the same prompt is
+/// kept at a later position; the end of a reply, when the conversation is kept at the beginning of
+/// its next turn; and turns that a conversation has left behind (`leave`). A long conversation
+/// would otherwise keep the exact tokens of all its turns.
 ///
 /// One thread at a time: the engine's.
 
@@ -66,6 +67,9 @@ class PrefixCache {
   bool holds_hash(std::uint64_t hash) const { return table_.contains(hash); }
   /// Keeps a session at the position where it stands.
   void put(const Session& session, Kept kind);
+
+  /// A conversation has come to the end of `tokens`: of its turns only those at `lengths` stay.
+  void leave(std::span<const std::int32_t> tokens, std::span<const std::int64_t> lengths);
 
   /// The last cut up to which an earlier prompt had the same tokens, 0: none; remembers these.
   std::int64_t seen(std::span<const std::int32_t> tokens, std::span<const std::int64_t> cuts);
