@@ -43,7 +43,7 @@ constexpr std::size_t kMarks = 3;
 struct ServeFlags {
   ModelFlags model;
   TextFlag host, port, key, key_file, sessions, context, max_reply, queue, queue_bytes, prefix,
-      prefix_memory, memory, batch, max_body, name, log, drain;
+      prefix_memory, memory, batch, max_body, name, log, drain, progress;
   std::vector<std::string> allow_hosts;
   bool no_key = false, strict = false, compare = false, log_prompts = false;
 };
@@ -79,6 +79,9 @@ void flags_add(CLI::App& app, ServeFlags& flags) {
   flags.log.add(app, "--log", "FILE", "where requests are logged (default: standard error)");
   app.add_flag("--log-prompts", flags.log_prompts, "log bodies of requests too");
   flags.drain.add(app, "--drain", "SECONDS", "how long a stop waits for running requests", "30");
+  flags.progress.add(app, "--progress", "SECONDS",
+                     "between two comments of a stream on how far its prompt is read; 0: every step",
+                     "0.25");
   flags.model.add_for_measuring(app);
 }
 
@@ -105,6 +108,7 @@ server::HostOptions host_options(const ServeFlags& flags) {
   options.prefix_cache = prefix_read(flags);
   options.prefix_bytes = optional_size(flags.prefix_memory, "--prefix-memory");
   options.sessions = flags.sessions.text;
+  options.progress_seconds = number_parse("--progress", flags.progress.text, 0, 5);
   options.engine.memory_bytes = optional_size(flags.memory, "--memory");
   options.engine.most_sessions = optional_count(flags.batch, "--batch", 1);
   return options;

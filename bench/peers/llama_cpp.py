@@ -3,12 +3,13 @@
 
     bench/peers/llama_cpp.py --llama-bench PATH --model SmolLM2.gguf [--slice DeepSeek-slice.gguf]
         [--depth-bench PATH] [--lca build/release/bin/lca] [--threads 2] [--rounds 1]
-        [--json OUT] [--markdown OUT] [--try]
+        [--level avx2] [--only TEXT] [--json OUT] [--markdown OUT] [--try]
 
 llama.cpp runs without and with flash attention, and the better of the two counts. Its runs and ours
 take turns (llama.cpp, lca, llama.cpp, lca), since other work on a machine comes and goes; of each
 the best counts. Depths of the slice that would take llama.cpp hours to read are reached by
-depth_bench (depth_bench.cpp beside this file says how to build it). Keep the machine quiet: a whole
+depth_bench (depth_bench.cpp beside this file says how to build it). With --level lca uses no more than
+that level has (LCA_CPU); give it a llama.cpp built for the same (-DGGML_NATIVE=OFF: AVX2). Keep the machine quiet: a whole
 run takes about half an hour on two cores.
 """
 import argparse
@@ -35,11 +36,17 @@ TARGETS = [
     (SMALL, "dense", "prefill", 8192, 1.5, 2.5),
     (SMALL, "dense", "decode", 0, 1, 1.3),
     (SMALL, "dense", "decode", 8192, 1, 1.3),
-    (SLICE, "lca", "prefill", 2048, 1.5, 2.5),
-    (SLICE, "lca", "prefill", 8192, 2.5, 5),
+    (SLICE, "lca", "prefill", 2048, 2.2, 2.4),
+    (SLICE, "lca", "prefill", 8192, 3.5, 3.9),
     (SLICE, "lca", "decode", 0, 1, 1.2),
     (SLICE, "lca", "decode", 8192, 2, 3),
     (SLICE, "lca", "decode", 32768, 6, 10),
+]
+AVX2_TARGETS = [
+    (SMALL, "lca", "prefill", 2048, 2.5, 2.5),
+    (SMALL, "lca", "prefill", 8192, 4, 4),
+    (SMALL, "lca", "decode", 0, 1.1, 1.5),
+    (SMALL, "lca", "decode", 8192, 4, 6),
 ]
 BATCH, BATCH_DEPTH, BATCH_LEAST, BATCH_AIM = 4, 8192, 2, 3  # times our own single session
 MOST_MEMORY = 350e6  # bytes, of `lca run` on a document of 8K tokens
@@ -81,6 +88,8 @@ class Comparison:
         self.facts = {"llama_cpp_commit": None, "machine": None}
         self.failures = []
         self.limits = []
+        self.targets = [row for row in (AVX2_TARGETS if options.level == "avx2" else TARGETS)
+                        if options.only in f"{row[0]}, {row[1]}, {row[2]} {row[3]}"]
 
     def shortened(self, length):
         return max(1, length // 128) if self.options.trial and length else length
@@ -99,7 +108,7 @@ class Comparison:
             say(f"  {label}: FAILED: {error}")
 
     def lengths(self, model, method, what):
-        return [row[3] for row in TARGETS if row[:3] == (model, method, what)]
+        return [row[3] for row in self.targets if row[:3] == (model, method, what)]
 
     def peer_bench(self, model, path, flash, what, lengths):
         """llama-bench: a prefill of each length, or tokens decoded after each."""
@@ -169,22 +178,31 @@ class Comparison:
             models.append((SLICE, self.options.slice, ["lca"]))
         for number in range(self.options.rounds):
             for model, path, methods in models:
+                if not any(row[0] == model for row in self.targets):
+                    continue
                 for flash in (0, 1):
                     say(f"round {number + 1} of {self.options.rounds}, {model}, fa {flash}")
                     self.peer_bench(model, path, flash, "prefill",
                                     self.lengths(model, "lca", "prefill"))
                     depths = self.lengths(model, "lca", "decode")
-                    if model == SLICE:
+                    if model == SLICE and depths:
                         self.peer_depths(model, path, flash, depths)
                     else:
                         self.peer_bench(model, path, flash, "decode", depths)
                     for method in methods:
+                        if not any(row[:2] == (model, method) for row in self.targets):
+                            continue
                         self.own(model, path, method, self.lengths(model, method, "prefill"),
                                  self.lengths(model, method, "decode"))
-                    if model == SMALL:
+                    if model == SMALL and self.whole():
                         self.own(model, path, "lca", [], [BATCH_DEPTH], (1, BATCH))
-        self.attempt("lca run: memory", self.measure_memory)
-        self.attempt("lca run: first token", self.measure_first)
+        if self.whole():
+            self.attempt("lca run: memory", self.measure_memory)
+            self.attempt("lca run: first token", self.measure_first)
+
+    def whole(self):
+        """Whether everything is asked for."""
+        return self.targets == TARGETS
 
     def measure_memory(self):
         def tokens_of(text):
@@ -218,12 +236,14 @@ class Comparison:
 
     def rows(self):
         rows = []
-        for model, method, what, length, least, aim in TARGETS:
+        for model, method, what, length, least, aim in self.targets:
             if model == SLICE and self.options.slice is None:
                 continue
             peers = [self.best.get((fa, model, what, length, 1)) for fa in ("fa0", "fa1")]
             ours = self.best.get((method, model, what, length, 1))
             rows.append(row_make(model, method, what, length, 1, peers, ours, least, aim))
+        if not self.whole():
+            return rows
         single, batch = (self.best.get(("lca", SMALL, "decode", BATCH_DEPTH, size))
                          for size in (1, BATCH))
         row = row_make(SMALL, "lca", "decode", BATCH_DEPTH, BATCH, [None, None], batch, BATCH_LEAST,
@@ -282,7 +302,8 @@ def markdown(report):
         cells += [number_text(row["lca"]), number_text(row["ratio"]), f"{row['least']:g}",
                   f"{row['aim']:g}", verdict(row, report["trial"])]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", "| | measured | below | |", "| --- | ---: | ---: | --- |"]
+    if report["limits"]:
+        lines += ["", "| | measured | below | |", "| --- | ---: | ---: | --- |"]
     for limit in report["limits"]:
         verdict_text = "a trial" if report["trial"] else "met" if limit["met"] else "**not met**"
         scale, unit = (1e6, "MB") if limit["unit"] == "bytes" else (1, limit["unit"])
@@ -302,6 +323,10 @@ def options_read():
     parser.add_argument("--lca", default="build/release/bin/lca", metavar="PATH")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1, help="how often everything is measured")
+    parser.add_argument("--level", choices=["avx2", "avx512"], default=None,
+                        help="what lca may use of the processor; avx2 has targets of its own")
+    parser.add_argument("--only", metavar="TEXT", default="",
+                        help="rows whose name has this in it, such as 'prefill' or 'decode 8192'")
     parser.add_argument("--json", metavar="OUT")
     parser.add_argument("--markdown", metavar="OUT")
     parser.add_argument("--try", dest="trial", action="store_true",
@@ -314,6 +339,8 @@ def main():
     for path in (options.llama_bench, options.depth_bench, options.model, options.slice, options.lca):
         if path is not None and not os.path.isfile(path):
             sys.exit(f"{path} is not there")
+    if options.level is not None:
+        os.environ["LCA_CPU"] = options.level
     comparison = Comparison(options)
     comparison.measure()
     report = comparison.report()

@@ -32,7 +32,7 @@ class RowBuffer {
 
   /// The same in an empty buffer, with room for the next runs.
   std::byte* grow_with_spare(std::int64_t count) {
-    reallocate(count + spare_rows(count));
+    reallocate(count + std::min(count, kSpareRows));
     return grow(count);
   }
 

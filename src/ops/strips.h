@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/bf16.h"
 #include "ops/packed.h"
 #include "ops/quantised_rows.h"
 
@@ -28,10 +29,12 @@ constexpr std::int64_t strip_count(std::int64_t rows) {
 /// Lays rows 16·strip … of a row-major matrix out as a strip.
 void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to);
 
-/// The opposite: the first `count` ≤ 16 rows of one strip of `strips`, packed and row-major as they
-/// were.
-void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t count,
-                   std::byte* to);
+/// Rows first (a multiple of 16) … first + count − 1 of weights in strips, rounded to bfloat16; the
+/// second writes them as float32.
+void strips_unpack_bf16(const PackedMatrix& strips, std::int64_t first, std::int64_t count,
+                        bf16_bits* to);
+void strips_unpack_rounded(const PackedMatrix& strips, std::int64_t first, std::int64_t count,
+                           float* to);
 
 /// One row of a matrix in strips, packed as it was.
 void strip_row_restore(const PackedMatrix& strips, std::int64_t row, std::byte* to);

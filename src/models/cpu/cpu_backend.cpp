@@ -57,8 +57,11 @@ class CpuBackend final : public ModelBackend {
     return most;
   }
   /// Long enough for products to run at full rate, short enough to stay in cache and to keep the
-  /// feed-forward's activations small.
-  std::int64_t chunk_rows() const override { return 1024; }
+  /// feed-forward's activations small. An expert sees few of the rows and is unpacked for each
+  /// chunk: there a longer one reads a prompt faster (DeepSeek-V2-Lite: 14 %).
+  std::int64_t chunk_rows() const override {
+    return model_.config().experts.count > 0 ? 2048 : 1024;
+  }
 
  private:
   const Model::State& model_;

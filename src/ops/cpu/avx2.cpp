@@ -78,6 +78,44 @@ struct Isa {
     for (int i = 0; i < count; ++i) to[i] = lanes[i];
   }
 
+  /// Column c of each four.
+  template <bool kSigned>
+  static Ints column(Bytes q, int c) {
+    const Ints top = c == 3 ? q : _mm256_slli_epi32(q, 24 - 8 * c);
+    return kSigned ? _mm256_srai_epi32(top, 24) : _mm256_srli_epi32(top, 24);
+  }
+  /// To bfloat16, ties to even, in the upper halves; the lower ones hold what is left.
+  static Ints rounded(Floats x) {
+    const Ints bits = _mm256_castps_si256(x);
+    const Ints odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  }
+  static Ints upper(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi32(-65536)); }
+  static Ints pair(Ints below, Ints above) {
+    return _mm256_blend_epi16(_mm256_srli_epi32(below, 16), above, 0xaa);
+  }
+  static void transpose(Ints (&x)[8]) {
+    Ints t[8];
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
+      t[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      for (int j = 0; j < 2; ++j) {
+        x[i + 2 * j] = _mm256_unpacklo_epi64(t[i + j], t[i + j + 2]);
+        x[i + 2 * j + 1] = _mm256_unpackhi_epi64(t[i + j], t[i + j + 2]);
+      }
+    }
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm256_permute2x128_si256(x[i], x[i + 4], 0x20);
+      t[i + 4] = _mm256_permute2x128_si256(x[i], x[i + 4], 0x31);
+    }
+    for (int i = 0; i < 8; ++i) x[i] = t[i];
+  }
+  static void store_words(std::uint8_t* to, Ints x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x);
+  }
+
   template <int kLargest, bool kSigned>
   struct Accumulator {
     /// Sums of two products that fit into 16 bits.
@@ -113,11 +151,16 @@ struct Isa {
   };
 };
 
+// The order matters.
+// clang-format off
 #include "ops/cpu/strip_product-inl.h"
+#include "ops/cpu/strip_unpack-inl.h"
+// clang-format on
 
 }  // namespace
 
 const StripsDot kStripsDot = strips_dot_of;
+const StripUnpacks kStripUnpacks = {strip_unpack_of<true>, strip_unpack_of<false>};
 
 }  // namespace avx2
 }  // namespace lca
@@ -126,6 +169,7 @@ const StripsDot kStripsDot = strips_dot_of;
 
 namespace lca::avx2 {
 const StripsDot kStripsDot = nullptr;
-}
+const StripUnpacks kStripUnpacks;
+}  // namespace lca::avx2
 
 #endif

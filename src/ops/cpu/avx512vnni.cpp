@@ -70,6 +70,49 @@ struct Isa {
     _mm512_mask_storeu_ps(to, kept, x);
   }
 
+  /// Column c of each four.
+  template <bool kSigned>
+  static Ints column(Bytes q, int c) {
+    const Ints top = c == 3 ? q : _mm512_slli_epi32(q, static_cast<unsigned>(24 - 8 * c));
+    return kSigned ? _mm512_srai_epi32(top, 24) : _mm512_srli_epi32(top, 24);
+  }
+  /// To bfloat16, ties to even, in the upper halves; the lower ones hold what is left.
+  static Ints rounded(Floats x) {
+    const Ints bits = _mm512_castps_si512(x);
+    const Ints odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  }
+  static Ints upper(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi32(-65536)); }
+  static Ints pair(Ints below, Ints above) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(below, 16), above);
+  }
+  static void transpose(Ints (&x)[16]) {
+    Ints t[16];
+    for (int i = 0; i < 16; i += 2) {
+      t[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+      t[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    // Now pieces of 128 bits: x[4a + c] holds column 4·piece + c of rows 4a … 4a + 3.
+    for (int i = 0; i < 16; i += 4) {
+      for (int j = 0; j < 2; ++j) {
+        x[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+        x[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+      }
+    }
+    for (int c = 0; c < 4; ++c) {
+      const Ints low01 = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88);
+      const Ints high01 = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
+      const Ints low23 = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
+      const Ints high23 = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
+      t[c] = _mm512_shuffle_i32x4(low01, low23, 0x88);
+      t[4 + c] = _mm512_shuffle_i32x4(high01, high23, 0x88);
+      t[8 + c] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
+      t[12 + c] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
+    }
+    for (int i = 0; i < 16; ++i) x[i] = t[i];
+  }
+  static void store_words(std::uint8_t* to, Ints x) { _mm512_storeu_si512(to, x); }
+
   template <int kLargest, bool kSigned>
   struct Accumulator {
     Ints high = _mm512_setzero_si512(), low = high;
@@ -87,11 +130,16 @@ struct Isa {
   };
 };
 
+// The order matters.
+// clang-format off
 #include "ops/cpu/strip_product-inl.h"
+#include "ops/cpu/strip_unpack-inl.h"
+// clang-format on
 
 }  // namespace
 
 const StripsDot kStripsDot = strips_dot_of;
+const StripUnpacks kStripUnpacks = {strip_unpack_of<true>, strip_unpack_of<false>};
 
 }  // namespace vnni
 }  // namespace lca
@@ -100,6 +148,7 @@ const StripsDot kStripsDot = strips_dot_of;
 
 namespace lca::vnni {
 const StripsDot kStripsDot = nullptr;
-}
+const StripUnpacks kStripUnpacks;
+}  // namespace lca::vnni
 
 #endif

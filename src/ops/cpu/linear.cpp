@@ -274,19 +274,24 @@ void few_rows(Context& context, std::span<const Product> group, const Scratch& s
       });
 }
 
-/// Rows of a weight in bfloat16; `scratch` takes 16 packed rows.
-void unpack_panel(const PackedMatrix& w, std::int64_t first, std::int64_t count, bf16_bits* out,
-                  void* scratch) {
+/// Rows of a weight in bfloat16.
+void unpack_panel(const PackedMatrix& w, std::int64_t first, std::int64_t count, bf16_bits* out) {
   if (!w.strips) {
     unpack_bf16(w.type, w.row(first), out, count * w.columns);
+  } else {
+    strips_unpack_bf16(w, first, count, out);
+  }
+}
+
+/// The same as float32; `narrow` takes them in bfloat16.
+void unpack_panel_rounded(const PackedMatrix& w, std::int64_t first, std::int64_t count, float* out,
+                          bf16_bits* narrow) {
+  if (w.strips) {
+    strips_unpack_rounded(w, first, count, out);
     return;
   }
-  auto* rows = static_cast<std::byte*>(scratch);
-  for (std::int64_t n = 0; n < count; n += kStripRows) {
-    const std::int64_t some = std::min(kStripRows, count - n);
-    strip_restore(w, (first + n) / kStripRows, some, rows);
-    unpack_bf16(w.type, rows, out + n * w.columns, some * w.columns);
-  }
+  unpack_panel(w, first, count, narrow);
+  for (std::int64_t i = 0; i < count * w.columns; ++i) out[i] = bf16_to_f32(narrow[i]);
 }
 
 /// scale·A·x of every adapter, some rows a task.
@@ -332,9 +337,10 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
         const PackedMatrix& w = product.weight;
         auto* wide = reinterpret_cast<float*>(scratch.panel(worker));
         auto* narrow = reinterpret_cast<bf16_bits*>(scratch.panel(worker) + scratch.wide_bytes);
-        if (type == ProductType::bf16) {
-          unpack_panel(w, first, count, narrow, wide);
-          for (std::int64_t i = 0; i < count * in && !native; ++i) wide[i] = bf16_to_f32(narrow[i]);
+        if (native) {
+          unpack_panel(w, first, count, narrow);
+        } else if (type == ProductType::bf16) {
+          unpack_panel_rounded(w, first, count, wide, narrow);
         } else if (w.strips) {
           fail_internal("weights in strips are for products that round");
         } else {

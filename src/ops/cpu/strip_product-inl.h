@@ -189,26 +189,33 @@ void strips_of(const PackedMatrix& w, std::int64_t first, std::int64_t end, cons
   }
 }
 
-void strips_dot_of(const PackedMatrix& w, std::int64_t first, std::int64_t end,
-                   const QuantisedRows& x, std::int64_t rows, float* out, std::int64_t stride) {
-  switch (w.type) {
+/// Calls body(Type{}) with the type's place of quants and scales.
+template <typename Body>
+void type_choose(PackedType type, const Body& body) {
+  switch (type) {
     case PackedType::q4_0:
-      return strips_of<Plain<false, false, false, 8>>(w, first, end, x, rows, out, stride);
+      return body(Plain<false, false, false, 8>{});
     case PackedType::q4_1:
-      return strips_of<Plain<true, false, false, 0>>(w, first, end, x, rows, out, stride);
+      return body(Plain<true, false, false, 0>{});
     case PackedType::q5_0:
-      return strips_of<Plain<false, true, false, 16>>(w, first, end, x, rows, out, stride);
+      return body(Plain<false, true, false, 16>{});
     case PackedType::q5_1:
-      return strips_of<Plain<true, true, false, 0>>(w, first, end, x, rows, out, stride);
+      return body(Plain<true, true, false, 0>{});
     case PackedType::q8_0:
-      return strips_of<Plain<false, false, true, 128>>(w, first, end, x, rows, out, stride);
+      return body(Plain<false, false, true, 128>{});
     case PackedType::q4_k:
-      return strips_of<KRuns<false>>(w, first, end, x, rows, out, stride);
+      return body(KRuns<false>{});
     case PackedType::q5_k:
-      return strips_of<KRuns<true>>(w, first, end, x, rows, out, stride);
+      return body(KRuns<true>{});
     case PackedType::q6_k:
-      return strips_of<K6>(w, first, end, x, rows, out, stride);
+      return body(K6{});
     default:
       return;
   }
+}
+
+void strips_dot_of(const PackedMatrix& w, std::int64_t first, std::int64_t end,
+                   const QuantisedRows& x, std::int64_t rows, float* out, std::int64_t stride) {
+  type_choose(w.type,
+              [&]<typename Type>(Type) { strips_of<Type>(w, first, end, x, rows, out, stride); });
 }

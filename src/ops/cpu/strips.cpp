@@ -98,6 +98,15 @@ void bits_gather(const std::byte* from, std::byte* to, std::size_t row) {
 
 }  // namespace
 
+StripUnpacks strip_unpacks_in_use() {
+  [[maybe_unused]] const StripsDot dot = strips_dot_in_use();
+#if defined(__x86_64__)
+  if (dot != nullptr && dot == vnni::kStripsDot) return vnni::kStripUnpacks;
+  if (dot != nullptr && dot == avx2::kStripsDot) return avx2::kStripUnpacks;
+#endif
+  return {};
+}
+
 StripsDot strips_dot_in_use() {
 #if defined(__x86_64__)
   static const bool has_vnni = __builtin_cpu_supports("avx512vnni") != 0;
@@ -142,38 +151,44 @@ void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) 
 
 namespace {
 
-/// Rows first … end − 1 of a strip.
-void rows_restore(const PackedMatrix& strips, std::int64_t strip, std::size_t first,
-                  std::size_t end, std::byte* to) {
-  const StripForm form = form_of(strips.type);
-  const std::size_t block_bytes = packed_type_info(strips.type).block_bytes;
-  const std::size_t blocks = block_count(strips.type, strips.columns);
-  const std::byte* from =
-      strips.data + static_cast<std::size_t>(strip) * strip_bytes(strips.type, strips.columns);
-  for (std::size_t block = 0; block < blocks; ++block) {
-    for (const Piece& piece : form.all()) {
-      for (std::size_t r = first; r < end; ++r) {
-        std::byte* into = to + ((r - first) * blocks + block) * block_bytes + piece.from;
-        if (piece.bytes == 0) bits_gather(from, into, r);
-        for (std::size_t i = 0; i < piece.count && piece.bytes > 0; ++i) {
-          number_copy(from + (i * kRows + r) * piece.bytes, into + i * piece.bytes, piece);
-        }
-      }
-      from += piece.row_bytes() * kRows;
-    }
+template <typename T>
+void strips_unpack(StripUnpack unpack, const PackedMatrix& strips, std::int64_t first,
+                   std::int64_t count, T* to) {
+  for (std::int64_t row = 0; row < count; row += kStripRows) {
+    const auto some = static_cast<int>(std::min(kStripRows, count - row));
+    unpack(strips, (first + row) / kStripRows, some, to + row * strips.columns);
   }
 }
 
 }  // namespace
 
-void strip_restore(const PackedMatrix& strips, std::int64_t strip, std::int64_t count,
-                   std::byte* to) {
-  rows_restore(strips, strip, 0, static_cast<std::size_t>(count), to);
+void strips_unpack_bf16(const PackedMatrix& strips, std::int64_t first, std::int64_t count,
+                        bf16_bits* to) {
+  strips_unpack(strip_unpacks_in_use().narrow, strips, first, count, to);
+}
+
+void strips_unpack_rounded(const PackedMatrix& strips, std::int64_t first, std::int64_t count,
+                           float* to) {
+  strips_unpack(strip_unpacks_in_use().wide, strips, first, count, to);
 }
 
 void strip_row_restore(const PackedMatrix& strips, std::int64_t row, std::byte* to) {
-  const auto at = static_cast<std::size_t>(row % kStripRows);
-  rows_restore(strips, row / kStripRows, at, at + 1, to);
+  const StripForm form = form_of(strips.type);
+  const std::size_t block_bytes = packed_type_info(strips.type).block_bytes;
+  const std::size_t blocks = block_count(strips.type, strips.columns);
+  const auto r = static_cast<std::size_t>(row % kStripRows);
+  const std::byte* from = strips.data + static_cast<std::size_t>(row / kStripRows) *
+                                            strip_bytes(strips.type, strips.columns);
+  for (std::size_t block = 0; block < blocks; ++block, to += block_bytes) {
+    for (const Piece& piece : form.all()) {
+      std::byte* into = to + piece.from;
+      if (piece.bytes == 0) bits_gather(from, into, r);
+      for (std::size_t i = 0; i < piece.count && piece.bytes > 0; ++i) {
+        number_copy(from + (i * kRows + r) * piece.bytes, into + i * piece.bytes, piece);
+      }
+      from += piece.row_bytes() * kRows;
+    }
+  }
 }
 
 void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,
