@@ -31,4 +31,12 @@ void heap_trim() {
 #endif
 }
 
+void heap_map_large() {
+#ifdef __GLIBC__
+  // Without a fixed number it grows to the largest piece that was freed, up to 32 MiB.
+  ::mallopt(M_MMAP_THRESHOLD, 256 << 10);
+  ::mallopt(M_TRIM_THRESHOLD, 4 << 20);
+#endif
+}
+
 }  // namespace lca
