@@ -6,9 +6,8 @@
 namespace lca {
 namespace {
 
-constexpr std::int64_t kSmallPage = 64;             ///< a row block of decoding
-constexpr std::int64_t kLargePage = 192;            ///< three of them, and a chunk of prefill
-constexpr std::int64_t kManyRows = 3 * kLargePage;  ///< from here on pages are large
+constexpr std::int64_t kSmallPage = 64;   ///< a row block of decoding
+constexpr std::int64_t kLargePage = 192;  ///< three of them, and a chunk of prefill
 
 }  // namespace
 
@@ -25,7 +24,7 @@ std::int64_t GroupRows::contiguous(std::int64_t j) const {
 }
 
 std::shared_ptr<GroupRows::Page> GroupRows::page_make() const {
-  const std::int64_t unit = rows_ < kManyRows ? kSmallPage : kLargePage;
+  const std::int64_t unit = rows_ < kLargePage ? kSmallPage : kLargePage;
   auto page = std::make_shared<Page>();
   page->capacity = (rows_ / unit + 1) * unit - rows_;
   Carver count;

@@ -99,12 +99,15 @@ TEST(FrozenSession, WhatBeginsAlikeIsHeldOnce) {
     const FrozenSession unknown = bench.frozen(session);
     EXPECT_GT(bench.count->blocks, 3 * alone / 2);
   }
-  // Read at once or piece by piece: what has the same bytes is shared.
+  // In other chunks some rows may differ in their last bits: those are not shared, the others are.
   Session whole = bench.read(wide_settings(), all, 320);
   const std::size_t before = bench.count->blocks;
   const FrozenSession other = bench.frozen(whole, {&first, &later});
-  EXPECT_LE(bench.count->blocks, before + alone / 4);
-  expect_goes_on(whole, session, bench.tokens(20, 2));
+  EXPECT_LT(bench.count->blocks, before + alone / 2);
+  Session thawed = other.thaw();
+  expect_goes_on(thawed, whole, bench.tokens(20, 2));
+  Session last = later.thaw();
+  expect_goes_on(last, session, bench.tokens(20, 2));
 }
 
 TEST(FrozenSession, SequencesThatPartShareWhatIsBefore) {
