@@ -195,14 +195,12 @@ TEST(Prefix, TheEndOfAReplyGoesWhenTheNextTurnIsKept) {
 TEST(Prefix, AConversationLeavesItsOldTurnsBehind) {
   HostBench bench;
   Talk talk = {{"system", long_text(60)}, {"user", "begin"}};
-  std::int64_t entries = 0;
   for (int turn = 0; turn < 12; ++turn) {
     const auto reply = bench.run(HostBench::chat(talk, 12, 70 + static_cast<unsigned>(turn)));
     talk.emplace_back("assistant", reply->text());
     talk.emplace_back("user", "and then " + std::to_string(turn));
-    const auto counts = bench.host.counts().prefix;
-    if (turn == 4) entries = counts.entries;
-    EXPECT_TRUE(turn <= 4 || counts.entries <= entries + 1) << turn << ": " << counts.entries;
+    // Two for every turn would be 24; the counts may be a step old.
+    EXPECT_LE(bench.host.counts().prefix.entries, 10) << turn;
   }
   // The first turn is kept: another conversation may begin with it.
   const auto other = bench.run(HostBench::chat({{"system", long_text(60)}, {"user", "else"}}));
