@@ -2,7 +2,6 @@
 
 #include "command.h"
 #include "core/error.h"
-#include "core/pages.h"
 #include "core/text.h"
 #include "interrupt.h"
 #include "model_flags.h"
@@ -189,7 +188,6 @@ void models_open(const ServeFlags& flags, server::Service& service) {
 }
 
 void run(const ServeFlags& flags) {
-  heap_map_large();  // sessions come and go
   flags.model.check();
   host_options(flags);
   server::ServerOptions options = server_options(flags);

@@ -95,14 +95,14 @@ class RowBuffer {
   }
 
   void reallocate(std::int64_t capacity) {
-    AlignedBytes memory = aligned_bytes(static_cast<std::size_t>(capacity * row_bytes_));
+    SessionBytes memory = session_bytes(static_cast<std::size_t>(capacity * row_bytes_));
     if (rows_ > 0) std::memcpy(memory.get(), row(0), bytes());
     memory_ = std::move(memory);
     capacity_ = capacity;
     begin_ = 0;
   }
 
-  AlignedBytes memory_;
+  SessionBytes memory_;
   std::int64_t row_bytes_;
   std::int64_t capacity_ = 0, begin_ = 0, rows_ = 0;
 };

@@ -31,13 +31,4 @@ void heap_trim() {
 #endif
 }
 
-void heap_map_large() {
-#ifdef __GLIBC__
-  // Without a fixed number it grows to the largest piece that was freed, up to 32 MiB.
-  ::mallopt(M_MMAP_THRESHOLD, 128 << 10);
-  ::mallopt(M_MMAP_MAX, 16 << 10);  // a process may have some 65,000 mappings; then the heap it is
-  ::mallopt(M_TRIM_THRESHOLD, 4 << 20);
-#endif
-}
-
 }  // namespace lca
