@@ -57,6 +57,15 @@ struct Cache::State {
   /// staged the rows stay until it is committed.
   void drop(std::int64_t total);
 
+  /// All rows of tokens: the sink's, as many of the window, and last the queries. Rows of the sink
+  /// begin at position 0, all others end at `length`.
+  std::array<RowBuffer*, 5> buffers() {
+    return {&sink.semantic, &sink.positional, &window.semantic, &window.positional, &queries};
+  }
+  std::array<const RowBuffer*, 5> buffers() const {
+    return {&sink.semantic, &sink.positional, &window.semantic, &window.positional, &queries};
+  }
+
   /// Begins a step: until `step_commit` nothing that `step_rollback` needs is dropped. A staged
   /// step works on copies of window and queries, so that rows may be dropped on the way: for a
   /// whole prompt in one step. Only a staged step may throw here, and then nothing has changed.
@@ -78,9 +87,6 @@ struct Cache::State {
     bool prompt_open;
     std::array<std::int64_t, 5> rows;  // of `buffers`
   };
-  std::array<RowBuffer*, 5> buffers() {
-    return {&sink.semantic, &sink.positional, &window.semantic, &window.positional, &queries};
-  }
   /// Whether rows at the front must stay.
   bool holds_front() const { return before_ && !staged_; }
 

@@ -34,7 +34,7 @@ std::shared_ptr<GroupRows::Page> GroupRows::page_make() const {
     page->bias = carver.take<std::byte>(page->capacity * bytes_.bias);
   };
   carve(count);
-  page->memory = aligned_bytes(count.used());
+  page->memory = session_bytes(count.used());
   Carver carver(page->memory.get());
   carve(carver);
   return page;

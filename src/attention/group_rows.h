@@ -63,7 +63,7 @@ class GroupRows {
 
  private:
   struct Page {
-    AlignedBytes memory;
+    SessionBytes memory;
     std::int64_t capacity = 0;
     std::atomic<std::int64_t> used{0};  // slots claimed by any holder
     std::byte* semantic = nullptr;

@@ -1,6 +1,7 @@
 #pragma once
 /// Rows of equal width that grow at the end and fall off at the front.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -27,6 +28,12 @@ class RowBuffer {
     if (begin_ + rows_ + count > capacity_) make_room(count);
     rows_ += count;
     return row(rows_ - count);
+  }
+
+  /// The same in an empty buffer, with room for the next runs.
+  std::byte* grow_with_spare(std::int64_t count) {
+    reallocate(count + std::min(count, kSpareRows));
+    return grow(count);
   }
 
   void drop_front(std::int64_t count) noexcept {
@@ -68,28 +75,34 @@ class RowBuffer {
 
  private:
   static constexpr std::int64_t kSpareRows = 64;
+  static constexpr std::int64_t kSpareShare = 8;
+
+  /// Spare rows beside so many: each row is copied some eight times on its way through a window,
+  /// which is little beside computing it, and twice the window would be a lot of memory.
+  static std::int64_t spare_rows(std::int64_t rows) {
+    return std::min(rows, std::max(kSpareRows, rows / kSpareShare));
+  }
 
   void make_room(std::int64_t count) {
     const std::int64_t needed = rows_ + count;
-    // Moving pays only when at least as many rows fell off as stay.
-    if (needed <= capacity_ && begin_ >= rows_) {
-      std::memcpy(memory_.get(), row(0), bytes());
+    if (needed <= capacity_ && begin_ >= spare_rows(rows_)) {
+      std::memmove(memory_.get(), row(0), bytes());
       begin_ = 0;
     } else {
-      // A first large run is taken exactly; growth by small runs doubles.
-      reallocate(rows_ == 0 ? needed : needed + (needed < 2 * rows_ ? rows_ : 0));
+      // A large run is taken exactly.
+      reallocate(std::max(needed, rows_ + spare_rows(rows_)));
     }
   }
 
   void reallocate(std::int64_t capacity) {
-    AlignedBytes memory = aligned_bytes(static_cast<std::size_t>(capacity * row_bytes_));
+    SessionBytes memory = session_bytes(static_cast<std::size_t>(capacity * row_bytes_));
     if (rows_ > 0) std::memcpy(memory.get(), row(0), bytes());
     memory_ = std::move(memory);
     capacity_ = capacity;
     begin_ = 0;
   }
 
-  AlignedBytes memory_;
+  SessionBytes memory_;
   std::int64_t row_bytes_;
   std::int64_t capacity_ = 0, begin_ = 0, rows_ = 0;
 };

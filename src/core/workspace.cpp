@@ -23,6 +23,34 @@ AlignedBytes aligned_bytes(std::size_t bytes) {
   return AlignedBytes(memory);
 }
 
+void SessionBytesDeleter::operator()(std::byte* memory) const {
+#if defined(__linux__)
+  if (mapped > 0) {
+    ::munmap(memory, mapped);
+    return;
+  }
+#endif
+  std::free(memory);
+}
+
+SessionBytes session_bytes(std::size_t bytes) {
+#if defined(__linux__)
+  constexpr std::size_t kPage = 4096;
+  constexpr std::size_t kLeast = std::size_t{128} << 10;
+  constexpr std::size_t kMost = std::size_t{4} << 20;  // from here on huge pages are worth more
+  if (bytes >= kLeast && bytes < kMost) {
+    const std::size_t size = align_up(bytes, kPage);
+    void* memory =
+        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    // The number of mappings has a limit: beyond it the heap has to do.
+    if (memory != MAP_FAILED) {
+      return SessionBytes(static_cast<std::byte*>(memory), SessionBytesDeleter{size});
+    }
+  }
+#endif
+  return SessionBytes(aligned_bytes(bytes).release());
+}
+
 void memory_room_require(std::size_t bytes) {
 #if defined(__linux__)
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -23,6 +23,18 @@ using AlignedBytes = std::unique_ptr<std::byte[], FreeDeleter>;
 /// Uninitialised bytes aligned to a cache line (to a huge page where large); throws std::bad_alloc.
 AlignedBytes aligned_bytes(std::size_t bytes);
 
+/// Frees what `session_bytes` returned.
+struct SessionBytesDeleter {
+  std::size_t mapped = 0;  ///< bytes that were mapped; 0: allocated
+  void operator()(std::byte* memory) const;
+};
+using SessionBytes = std::unique_ptr<std::byte[], SessionBytesDeleter>;
+
+/// The same for the memory of one session, which comes and goes: where it is large it is mapped by
+/// itself, so that it leaves the process when it is freed, instead of a hole in the heap, and what
+/// is never written takes no memory.
+SessionBytes session_bytes(std::size_t bytes);
+
 /// Throws std::bad_alloc where `bytes` more cannot be allocated at the moment: for calls into
 /// libraries that crash when their own allocation fails.
 void memory_room_require(std::size_t bytes);

@@ -10,8 +10,8 @@
 namespace lca {
 namespace {
 
-/// Matrices that can be laid out in strips: not the embedding, whose rows are looked up one by one,
-/// nor the router, which is multiplied in float32.
+/// Matrices that can be laid out in strips: not the embedding, whose rows are looked up one by one
+/// (where it is the head too, in its strips), nor the router, which is multiplied in float32.
 std::vector<PackedMatrix*> movable(DecoderWeights& weights) {
   std::vector<PackedMatrix*> list;
   matrices_visit(weights, [&](MatrixRole role, PackedMatrix& matrix) {
@@ -38,6 +38,7 @@ std::size_t bytes_in_strips(const PackedMatrix& matrix) {
 void weights_arrange(Context& context, DecoderWeights& weights, const Checkpoint& checkpoint,
                      const std::function<void(double)>& progress) {
   const std::vector<PackedMatrix*> list = movable(weights);
+  const bool tied = weights.head.weight.data == weights.embedding.data;
   std::size_t total = 0;
   for (const PackedMatrix* matrix : list) total += bytes_in_strips(*matrix);
   if (total == 0) {
@@ -77,6 +78,12 @@ void weights_arrange(Context& context, DecoderWeights& weights, const Checkpoint
     to += static_cast<std::size_t>(strips) * bytes;
     done += static_cast<std::size_t>(strips) * bytes;
     if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
+  }
+  if (tied && weights.head.weight.strips) {
+    std::erase_if(weights.owned,
+                  [&](const AlignedBytes& block) { return block.get() == weights.embedding.data; });
+    freed += weights.embedding.bytes();
+    weights.embedding = weights.head.weight;
   }
   if (freed > 0) heap_trim();
 }

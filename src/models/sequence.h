@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace lca {
@@ -20,6 +21,23 @@ class SequenceMark {
   virtual std::int64_t position() const = 0;
   /// Bytes that are not shared with the sequence.
   virtual std::size_t bytes() const = 0;
+};
+
+class SequenceCaches;
+
+/// Memory of frozen caches that several of them hold, counted once.
+struct FrozenBytes;
+
+/// The caches of a sequence that is kept and not in use.
+class FrozenCaches {
+ public:
+  virtual ~FrozenCaches() = default;
+  /// The same caches, to go on with.
+  virtual std::unique_ptr<SequenceCaches> thaw() const = 0;
+  /// Bytes that it alone holds, without what is in FrozenBytes.
+  virtual std::size_t bytes() const = 0;
+  /// Of representatives, which others may hold too.
+  virtual std::size_t shared_bytes() const = 0;
 };
 
 /// The caches of all layers of one sequence. Functions named like one of `Cache` do the same for
@@ -43,6 +61,11 @@ class SequenceCaches {
 
   /// Another sequence at the same position; representatives are shared.
   virtual std::unique_ptr<SequenceCaches> fork() const = 0;
+  /// What is needed to go on from here later. `alike` are frozen caches of the same model and
+  /// settings, the most similar first: exact tokens that they have too are shared with them where
+  /// the device can. `count` receives what is shareable.
+  virtual std::unique_ptr<FrozenCaches> freeze(std::span<const FrozenCaches* const> alike,
+                                               const std::shared_ptr<FrozenBytes>& count) const;
   virtual std::shared_ptr<const SequenceMark> mark() const = 0;
   /// Returns to a mark of this sequence. The position of the mark must not have been truncated
   /// since.

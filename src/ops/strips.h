@@ -36,6 +36,9 @@ void strips_unpack_bf16(const PackedMatrix& strips, std::int64_t first, std::int
 void strips_unpack_rounded(const PackedMatrix& strips, std::int64_t first, std::int64_t count,
                            float* to);
 
+/// One row of a matrix in strips, packed as it was.
+void strip_row_restore(const PackedMatrix& strips, std::int64_t row, std::byte* to);
+
 /// out[m · stride + n] = row m of x · row n of w, for weight rows first (a multiple of 16) …
 /// end − 1; `w` in strips.
 void strips_dot(const PackedMatrix& w, std::int64_t first, std::int64_t end, const QuantisedRows& x,

@@ -125,6 +125,25 @@ TEST(Strips, UnpackToTheRowsTheyCameFrom) {
   }
 }
 
+TEST(Strips, GiveARowBackToTheBit) {
+  for (const PackedType type : kTypes) {
+    for (const std::int64_t rows : {1, 15, 16, 17, 40}) {
+      for (const std::int64_t blocks : {1, 3, 5}) {
+        const std::int64_t columns = blocks * packed_type_info(type).block_values;
+        const auto bytes = random_rows(type, rows, columns);
+        const PackedMatrix plain{bytes.data(), type, rows, columns};
+        const Strips strips(plain);
+        std::vector<std::byte> back(plain.row_bytes());
+        for (std::int64_t row = 0; row < rows; ++row) {
+          strip_row_restore(strips.matrix, row, back.data());
+          EXPECT_EQ(0, std::memcmp(back.data(), plain.row(row), back.size()))
+              << packed_type_info(type).name << " " << rows << " " << columns << " row " << row;
+        }
+      }
+    }
+  }
+}
+
 TEST(Strips, TakeNoMoreMemoryThanRowsAndALine) {
   for (const PackedType type : kTypes) {
     for (const std::int64_t columns : {256, 768, 2048}) {

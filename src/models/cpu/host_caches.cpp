@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention/cache_state.h"
+#include "attention/frozen_cache.h"
 
 namespace lca {
 namespace {
@@ -36,6 +37,38 @@ std::vector<Cache> caches_at(std::span<const Cache> layers, const HostMark& mark
   }
   return at;
 }
+
+class HostFrozen final : public FrozenCaches {
+ public:
+  HostFrozen(std::span<const Cache> layers, std::span<const FrozenCaches* const> alike,
+             const std::shared_ptr<FrozenBytes>& count) {
+    layers_.reserve(layers.size());
+    std::vector<const FrozenCache*> others;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      others.clear();
+      for (const FrozenCaches* other : alike) {
+        others.push_back(&static_cast<const HostFrozen*>(other)->layers_[i]);
+      }
+      layers_.emplace_back(layers[i], others, count);
+    }
+  }
+
+  std::unique_ptr<SequenceCaches> thaw() const override {
+    std::vector<Cache> layers;
+    layers.reserve(layers_.size());
+    for (const FrozenCache& layer : layers_) layers.push_back(layer.thaw());
+    return std::make_unique<HostCaches>(std::move(layers));
+  }
+  std::size_t bytes() const override { return layers_.size() * sizeof(FrozenCache); }
+  std::size_t shared_bytes() const override {
+    std::size_t total = 0;
+    for (const FrozenCache& layer : layers_) total += layer.group_bytes();
+    return total;
+  }
+
+ private:
+  std::vector<FrozenCache> layers_;
+};
 
 const HostMark& host_mark(const SequenceMark& mark) { return static_cast<const HostMark&>(mark); }
 
@@ -104,6 +137,11 @@ void HostCaches::step_rollback() noexcept {
 
 std::unique_ptr<SequenceCaches> HostCaches::fork() const {
   return std::make_unique<HostCaches>(clones_of(layers_));
+}
+
+std::unique_ptr<FrozenCaches> HostCaches::freeze(std::span<const FrozenCaches* const> alike,
+                                                 const std::shared_ptr<FrozenBytes>& count) const {
+  return std::make_unique<HostFrozen>(layers_, alike, count);
 }
 
 std::shared_ptr<const SequenceMark> HostCaches::mark() const {

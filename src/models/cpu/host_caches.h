@@ -38,6 +38,8 @@ class HostCaches final : public SequenceCaches {
   void step_commit() noexcept override;
   void step_rollback() noexcept override;
   std::unique_ptr<SequenceCaches> fork() const override;
+  std::unique_ptr<FrozenCaches> freeze(std::span<const FrozenCaches* const> alike,
+                                       const std::shared_ptr<FrozenBytes>& count) const override;
   std::shared_ptr<const SequenceMark> mark() const override;
   void rewind(const SequenceMark& mark) override;
   std::unique_ptr<SequenceCaches> fork_at(const SequenceMark& mark) const override;

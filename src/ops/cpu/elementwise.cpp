@@ -11,8 +11,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/context_state.h"
+#include "ops/strips.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca {
@@ -168,9 +170,13 @@ void embed(Context& context, const PackedMatrix& embedding, const std::int32_t* 
            std::int64_t count, float factor, float* out) {
   const std::int64_t width = embedding.columns;
   for_pieces(context, count, rows_per_piece(width), [&](std::int64_t first, std::int64_t some) {
+    thread_local std::vector<std::byte> restored;  // kept from call to call
+    if (embedding.strips) restored.resize(embedding.row_bytes());
     for (std::int64_t i = first; i < first + some; ++i) {
       float* row = out + i * width;
-      unpack_f32(embedding.type, embedding.row(tokens[i]), row, width);
+      if (embedding.strips) strip_row_restore(embedding, tokens[i], restored.data());
+      unpack_f32(embedding.type, embedding.strips ? restored.data() : embedding.row(tokens[i]), row,
+                 width);
       if (factor != 1.0F) {
         for (std::int64_t c = 0; c < width; ++c) row[c] *= factor;
       }

@@ -87,6 +87,15 @@ void bits_spread(const std::byte* from, std::byte* to, std::size_t row) {
   }
 }
 
+void bits_gather(const std::byte* from, std::byte* to, std::size_t row) {
+  std::uint32_t bits = 0;
+  for (std::size_t group = 0; group < 8; ++group) {
+    const auto both = std::to_integer<std::uint32_t>(from[group * 8 + row / 2]);
+    bits |= (row % 2 == 0 ? both & 15U : both >> 4) << (4 * group);
+  }
+  std::memcpy(to, &bits, sizeof bits);
+}
+
 }  // namespace
 
 const StripKernels& strips_in_use() {
@@ -150,6 +159,25 @@ void strips_unpack_rounded(const PackedMatrix& strips, std::int64_t first, std::
     const auto some = static_cast<int>(std::min(kStripRows, count - row));
     strips_in_use().unpack_wide(strips, (first + row) / kStripRows, some,
                                 to + row * strips.columns);
+  }
+}
+
+void strip_row_restore(const PackedMatrix& strips, std::int64_t row, std::byte* to) {
+  const StripForm form = form_of(strips.type);
+  const std::size_t block_bytes = packed_type_info(strips.type).block_bytes;
+  const std::size_t blocks = block_count(strips.type, strips.columns);
+  const auto r = static_cast<std::size_t>(row % kStripRows);
+  const std::byte* from = strips.data + static_cast<std::size_t>(row / kStripRows) *
+                                            strip_bytes(strips.type, strips.columns);
+  for (std::size_t block = 0; block < blocks; ++block, to += block_bytes) {
+    for (const Piece& piece : form.all()) {
+      std::byte* into = to + piece.from;
+      if (piece.bytes == 0) bits_gather(from, into, r);
+      for (std::size_t i = 0; i < piece.count && piece.bytes > 0; ++i) {
+        number_copy(from + (i * kRows + r) * piece.bytes, into + i * piece.bytes, piece);
+      }
+      from += piece.row_bytes() * kRows;
+    }
   }
 }
 

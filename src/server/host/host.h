@@ -65,7 +65,7 @@ struct HostOptions {
   bool prefix_cache = true;
   std::size_t prefix_bytes = 0;       ///< of kept beginnings; 0: a quarter of the engine's memory
   std::int64_t cut_distance = 512;    ///< between steady cuts of a prompt
-  std::int64_t mark_distance = 4096;  ///< between steady cuts that are kept
+  std::int64_t mark_distance = 4096;  ///< between cuts that are kept while a prompt is read
   /// Folder of named sessions; empty: none, and a job's name only serves `cache_view`.
   std::string sessions;
   double lock_seconds = 2;         ///< that a job waits for its session

@@ -154,8 +154,7 @@ void EngineHost::State::start(const JobPtr& job) {
     if (job->keeps) {
       cuts = prompt_cuts(job->tokens, turns, options.cut_distance);
       const std::int64_t branch = prefix.seen(job->tokens, cuts);
-      job->marks = marks_wanted(job->tokens, cuts, turns, options.cut_distance,
-                                options.mark_distance, branch);
+      job->marks = marks_wanted(job->tokens, cuts, turns, options.cut_distance, branch);
       session = beginning(*job, cuts);
       job->cached = session ? session->length() : 0;
       if (job->saved && !job->tried && size - job->cached > options.cut_distance) {

@@ -128,10 +128,12 @@ bool EngineHost::State::report(HostJob& job, PrefillProgress progress) {
 /// Reading stands at a cut: some are kept, and at the end of the prompt the other choices begin.
 void EngineHost::State::at_cut(const JobPtr& job, Session& session) {
   const std::int64_t length = session.length();
-  if (job->keeps && std::ranges::binary_search(job->marks, length)) {
+  const bool turn = std::ranges::binary_search(job->marks, length);
+  const bool stone = options.mark_distance > 0 && length % options.mark_distance == 0;
+  if (job->keeps && (turn || stone)) {
     if (job->saved) session.mark();
     if (options.prefix_cache && !prefix.holds(session.tokens())) {
-      prefix.put(session.fork(length), false);
+      prefix.put(session, turn ? Kept::turn : Kept::stone);
     }
   }
   if (job->job.n == 1 || length != std::ssize(job->tokens) || std::exchange(job->forked, true)) {
@@ -231,9 +233,8 @@ void EngineHost::State::finished(const JobPtr& job, int choice, RequestResult re
       job->left = true;
     }
     if (result.session && options.prefix_cache) {
-      prefix.put(
-          saves ? result.session->fork(result.session->length()) : std::move(*result.session),
-          true);
+      prefix.put(*result.session, Kept::reply);
+      prefix.leave(job->tokens, job->marks);
     }
     if (saves && result.session) {
       job->to_save = std::move(result.session);

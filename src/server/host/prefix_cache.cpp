@@ -21,27 +21,55 @@ std::span<const std::int32_t> beginning(std::span<const std::int32_t> tokens, st
   return tokens.first(static_cast<std::size_t>(length));
 }
 
-/// What a kept beginning needs of a session. It is found at its end alone; marks serve the
-/// session's file, each for another window. A reply's keeps the last one that it cannot be cut back
-/// to. And a session that has read has room for chunks, which its fork has not.
-Session session_lean(Session session, bool reply) {
-  Session::State& state = session.state();
-  state.drop_marks_after(reply ? session.truncate_floor() - 1 : -1);
-  if (state.marks.size() > 1) state.marks.erase(state.marks.begin(), state.marks.end() - 1);
-  const Memory memory = session.memory();
-  return memory.spare > memory.caches / 8 ? session.fork(session.length()) : std::move(session);
+/// Most entries that a new one is compared with, to share their exact tokens.
+constexpr std::size_t kMostAlike = 4;
+
+/// Most tokens between the end of a reply and the beginning of the next turn.
+constexpr std::int64_t kTurnEnd = 16;
+
+/// The marks that a kept beginning needs. It is found at its end alone; marks serve the session's
+/// file, each for another window. A reply's keeps the last one that it cannot be cut back to.
+std::vector<SessionMark> marks_needed(const Session& session, bool reply) {
+  if (!reply) return {};
+  const auto& marks = session.state().marks;
+  const std::int64_t floor = session.truncate_floor();
+  const auto last = std::find_if(marks.rbegin(), marks.rend(),
+                                 [&](const SessionMark& mark) { return mark.position() < floor; });
+  if (last == marks.rend()) return {};
+  return {*last};
+}
+
+std::int64_t common_length(std::span<const std::int32_t> one, std::span<const std::int32_t> other) {
+  return std::ranges::mismatch(one, other).in1 - one.begin();
+}
+
+bool extends(const FrozenSession& longer, const FrozenSession& shorter) {
+  return shorter.length() < longer.length() &&
+         std::ranges::equal(shorter.tokens(), beginning(longer.tokens(), shorter.length()));
 }
 
 }  // namespace
 
 void PrefixCache::Entry::measure() {
-  const Memory memory = session.memory();
-  own = memory.caches + memory.spare;
-  shared = memory.shared;
-  const auto& marks = session.state().marks;
-  mark = marks.empty() ? nullptr : marks.back().caches.get();
-  mark_bytes = memory.marks;
-  dense = session.dense_bytes();
+  own = session.bytes();
+  shared = session.shared_bytes();
+  mark = session.marks().empty() ? nullptr : session.marks().back().caches.get();
+  mark_bytes = session.mark_bytes();
+}
+
+/// Shares exact tokens with the entries that have most tokens in common.
+FrozenSession PrefixCache::frozen(const Session& session, bool reply) const {
+  std::vector<std::pair<std::int64_t, const FrozenSession*>> alike;
+  for (const Entry& entry : entries_) {
+    const std::int64_t common = common_length(session.tokens(), entry.session.tokens());
+    if (common > 0) alike.emplace_back(common, &entry.session);
+  }
+  const auto most = alike.begin() + static_cast<std::ptrdiff_t>(std::min(kMostAlike, alike.size()));
+  std::ranges::partial_sort(alike, most, std::ranges::greater(),
+                            [](const auto& row) { return row.first; });
+  std::vector<const FrozenSession*> others;
+  for (auto row = alike.begin(); row != most; ++row) others.push_back(row->second);
+  return {session, marks_needed(session, reply), others, blocks_};
 }
 
 std::size_t PrefixCache::charge(const Entry& entry) const {
@@ -69,7 +97,8 @@ std::optional<Session> PrefixCache::find(std::span<const std::int32_t> tokens,
   const auto size = std::ssize(tokens);
   std::vector<std::int64_t> lengths(cuts.begin(), cuts.end());
   for (const Entry& entry : entries_) {
-    if (entry.reply && entry.session.length() <= size) lengths.push_back(entry.session.length());
+    if (entry.kind == Kept::reply && entry.session.length() <= size)
+      lengths.push_back(entry.session.length());
   }
   std::ranges::sort(lengths);
   PrefixHash hash;
@@ -80,44 +109,40 @@ std::optional<Session> PrefixCache::find(std::span<const std::int32_t> tokens,
     for (; read < length; ++read) hash.push(tokens[static_cast<std::size_t>(read)]);
     const auto found = entry_at(hash.value(), beginning(tokens, length));
     if (found == entries_.end()) continue;
-    const Session& session = found->session;
+    const FrozenSession& session = found->session;
     if (length == size && session.logits().empty()) continue;
     // Where RoPE depends on the length of the prompt, a longer one has other keys.
-    if (session.state().rotates_as_prompt(size)) best = found;
+    if (session.rotates_as_prompt(size)) best = found;
   }
   if (best == entries_.end()) {
     ++counts_.misses;
     return std::nullopt;
   }
   ++counts_.hits;
-  Session made = best->session.fork(best->session.length());
+  best->used = true;
   // A conversation that goes on leaves its last reply behind; a document is asked about again.
-  entries_.splice(best->reply ? entries_.begin() : entries_.end(), entries_, best);
-  return made;
+  entries_.splice(best->kind == Kept::reply ? entries_.begin() : entries_.end(), entries_, best);
+  return best->session.thaw();
 }
 
-void PrefixCache::put(Session session, bool reply) {
+void PrefixCache::put(const Session& session, Kept kind) {
   const std::span<const std::int32_t> tokens(session.tokens());
   if (tokens.empty()) return;
   const std::uint64_t hash = hash_of(tokens);
   if (const auto same = entry_at(hash, tokens); same != entries_.end()) {
     // One with logits serves one more prompt: that which ends there.
     if (same->session.logits().empty() && !session.logits().empty()) {
-      same->session = session_lean(std::move(session), reply);
+      same->session = frozen(session, kind == Kept::reply);
       same->measure();
     }
-    same->reply = same->reply || reply;
+    if (same->kind != Kept::reply) same->kind = kind;
     entries_.splice(entries_.end(), entries_, same);
     return;
   }
-  Entry made{session_lean(std::move(session), reply)};
+  Entry made{frozen(session, kind == Kept::reply)};
   made.hash = hash;
-  made.reply = reply;
+  made.kind = kind;
   made.measure();
-  const auto extends = [](const Session& longer, const Session& shorter) {
-    return shorter.length() < longer.length() &&
-           std::ranges::equal(shorter.tokens(), beginning(longer.tokens(), shorter.length()));
-  };
   for (Entry& entry : entries_) {
     const bool longest =
         made.parent == nullptr || entry.session.length() > made.parent->session.length();
@@ -131,9 +156,40 @@ void PrefixCache::put(Session session, bool reply) {
     }
   }
   table_.emplace(hash, self);
+  drop_replaced(self);
   while (!entries_.empty() && counts().bytes > counts_.budget) {
     ++counts_.evicted;
     drop(entries_.begin());
+  }
+}
+
+/// Drops the entries whose place a new one takes.
+void PrefixCache::drop_replaced(Entries::iterator by) {
+  for (auto at = entries_.begin(); at != entries_.end();) {
+    const auto next = std::next(at);
+    const std::int64_t more = by->session.length() - at->session.length();
+    const bool stone = at->kind == Kept::stone && !at->used;
+    const bool reply = at->kind == Kept::reply && by->kind == Kept::turn && more <= kTurnEnd;
+    if ((stone || reply) && extends(by->session, at->session)) {
+      ++counts_.evicted;
+      drop(at);
+    }
+    at = next;
+  }
+}
+
+void PrefixCache::leave(std::span<const std::int32_t> tokens,
+                        std::span<const std::int64_t> lengths) {
+  for (auto at = entries_.begin(); at != entries_.end();) {
+    const auto next = std::next(at);
+    const std::int64_t length = at->session.length();
+    if (at->kind == Kept::turn && !at->used && length < std::ssize(tokens) &&
+        !std::ranges::binary_search(lengths, length) &&
+        std::ranges::equal(at->session.tokens(), beginning(tokens, length))) {
+      ++counts_.evicted;
+      drop(at);
+    }
+    at = next;
   }
 }
 
@@ -168,9 +224,10 @@ void PrefixCache::clear() {
 PrefixCounts PrefixCache::counts() const {
   PrefixCounts now = counts_;
   now.entries = std::ssize(entries_);
+  now.bytes = blocks_->blocks;
   for (const Entry& entry : entries_) {
     now.bytes += charge(entry);
-    now.dense_bytes += entry.dense;
+    now.dense_bytes += entry.session.dense_bytes();
   }
   return now;
 }

@@ -6,10 +6,17 @@
 /// that a hit is exact. Entries are looked for at the cuts of a prompt (prompt_cuts.h), where a
 /// prompt that is read from the start is cut too, and where a reply ended.
 ///
-/// An entry costs its own exact tokens: representatives never change once written, and are shared
-/// with the entries it extends, with the sessions that were forked from it, and with those it was
-/// forked from. Each representative and mark is counted once, for the shortest entry that holds it.
-/// Where the budget is exceeded the least recently used entry goes.
+/// Entries that begin alike share memory. Representatives never change once written, and are shared
+/// with the running sessions too. Exact tokens and queries are frozen (attention/frozen_cache.h):
+/// an entry costs the positions that no other one has. The budget counts blocks of exact tokens
+/// once, and each representative and mark once, for the shortest entry that holds it. Where it is
+/// exceeded the least recently used entries go, until what is left fits; one that shares all it has
+/// frees next to nothing.
+///
+/// Some entries go earlier, unless a prompt was read from them: a `stone`, when the same prompt is
+/// kept at a later position; the end of a reply, when the conversation is kept at the beginning of
+/// its next turn; and turns that a conversation has left behind (`leave`). A long conversation
+/// would otherwise keep the exact tokens of all its turns.
 ///
 /// One thread at a time: the engine's.
 
@@ -18,12 +25,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "engine/session_frozen.h"
 #include "server/host/reply_book.h"
 
 namespace lca::server {
@@ -38,20 +47,29 @@ struct PrefixCounts {
   std::size_t budget = 0;
 };
 
+/// Why a beginning is kept.
+enum class Kept : std::uint8_t {
+  turn,   ///< another prompt may part from this one here
+  stone,  ///< for the same prompt, where reading it is broken off
+  reply,  ///< it ends with generated tokens, and is found at any position
+};
+
 class PrefixCache {
  public:
   explicit PrefixCache(std::size_t budget) { counts_.budget = budget; }
 
-  /// A fork of the longest entry that `tokens` begins with, among those at `cuts` and at ends of
+  /// A session at the longest entry that `tokens` begins with, among those at `cuts` and at ends of
   /// replies. One that has all tokens counts only where its logits are known.
   std::optional<Session> find(std::span<const std::int32_t> tokens,
                               std::span<const std::int64_t> cuts);
   bool holds(std::span<const std::int32_t> tokens) const;
   /// Whether an entry has tokens of this hash.
   bool holds_hash(std::uint64_t hash) const { return table_.contains(hash); }
-  /// Takes a session at the position where it stands. `reply`: it ends with generated tokens, and
-  /// is found at any position.
-  void put(Session session, bool reply);
+  /// Keeps a session at the position where it stands.
+  void put(const Session& session, Kept kind);
+
+  /// A conversation has come to the end of `tokens`: of its turns only those at `lengths` stay.
+  void leave(std::span<const std::int32_t> tokens, std::span<const std::int64_t> lengths);
 
   /// The last cut up to which an earlier prompt had the same tokens, 0: none; remembers these.
   std::int64_t seen(std::span<const std::int32_t> tokens, std::span<const std::int64_t> cuts);
@@ -60,23 +78,26 @@ class PrefixCache {
 
  private:
   struct Entry {
-    Session session;
+    FrozenSession session;
     std::uint64_t hash = 0;
-    bool reply = false;
+    Kept kind = Kept::turn;
+    bool used = false;           ///< a prompt was read from it
     Entry* parent = nullptr;     ///< the longest entry that this one extends
     std::size_t own = 0;         ///< bytes that no other entry can share
     std::size_t shared = 0;      ///< bytes of representatives
     const void* mark = nullptr;  ///< the session's, which the entries it extends may hold too
     std::size_t mark_bytes = 0;
-    std::size_t dense = 0;
     void measure();  ///< all sizes, and the mark
   };
   using Entries = std::list<Entry>;  ///< the least recently used first
 
   std::size_t charge(const Entry& entry) const;
+  FrozenSession frozen(const Session& session, bool reply) const;
+  void drop_replaced(Entries::iterator by);
   Entries::iterator entry_at(std::uint64_t hash, std::span<const std::int32_t> tokens) const;
   void drop(Entries::iterator at);
 
+  std::shared_ptr<FrozenBytes> blocks_ = std::make_shared<FrozenBytes>();
   mutable Entries entries_;
   std::unordered_multimap<std::uint64_t, Entries::iterator> table_;
   std::unordered_set<std::uint64_t> seen_, seen_before_;

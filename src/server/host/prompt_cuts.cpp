@@ -71,12 +71,13 @@ std::vector<std::int64_t> prompt_cuts(std::span<const std::int32_t> tokens, cons
 
 std::vector<std::int64_t> marks_wanted(std::span<const std::int32_t> tokens,
                                        std::span<const std::int64_t> cuts, const TurnTokens& turns,
-                                       std::int64_t distance, std::int64_t far,
-                                       std::int64_t branch) {
+                                       std::int64_t distance, std::int64_t branch) {
   const std::vector<std::int64_t> starts = turn_starts(tokens, turns);
+  // After the last message the reply begins, a turn of its own.
+  const std::int64_t message = starts.size() < 2 ? 0 : starts[starts.size() - 2];
   std::vector<std::int64_t> steady;
   for (const std::int64_t cut : cuts) {
-    if (cut % distance == 0) steady.push_back(cut);
+    if (cut % distance == 0 && cut > message) steady.push_back(cut);
   }
   std::vector<std::int64_t> wanted;
   if (!starts.empty()) wanted.push_back(starts.front());
@@ -86,9 +87,6 @@ std::vector<std::int64_t> marks_wanted(std::span<const std::int32_t> tokens,
   };
   last(starts, 3);
   last(steady, 2);
-  for (const std::int64_t cut : steady) {
-    if (far > 0 && cut % far == 0) wanted.push_back(cut);
-  }
   if (branch > 0) wanted.push_back(branch);
   std::ranges::sort(wanted);
   const auto same = std::ranges::unique(wanted);

@@ -34,13 +34,12 @@ std::vector<std::int64_t> prompt_cuts(std::span<const std::int32_t> tokens, cons
                                       std::int64_t distance);
 
 /// Of the cuts, those worth keeping: the end of the first turn, which other conversations share;
-/// the last three turns; the last two cuts of the steady distance, one of which lies before the
-/// question about a document; every multiple of `far`; and `branch`, where an earlier prompt
-/// parted.
+/// the last three turns; in the last message, or where there are no turns, the last two cuts of the
+/// steady distance, one of which lies before the question about a document; and `branch`, where an
+/// earlier prompt parted.
 std::vector<std::int64_t> marks_wanted(std::span<const std::int32_t> tokens,
                                        std::span<const std::int64_t> cuts, const TurnTokens& turns,
-                                       std::int64_t distance, std::int64_t far,
-                                       std::int64_t branch);
+                                       std::int64_t distance, std::int64_t branch);
 
 /// `tokens` with the ids of `known` wherever the text between two special tokens is the same: a
 /// reply that comes back as text gets the ids it was generated with. Stops at the first difference.

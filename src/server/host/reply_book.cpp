@@ -4,6 +4,17 @@
 
 namespace lca::server {
 
+std::size_t ReplyBook::Reply::bytes() const {
+  constexpr std::size_t kNodes = 128;  // of the two maps, about
+  return sizeof(Reply) + kNodes + ids.capacity() * sizeof(std::int32_t) + text.capacity();
+}
+
+void ReplyBook::drop(Replies::iterator at) {
+  bytes_ -= at->second.bytes();
+  ages_.erase(at->second.age);
+  replies_.erase(at);
+}
+
 void ReplyBook::add(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
                     const Tokenizer& tokenizer) {
   const auto is_odd = [&](std::int32_t id) {
@@ -14,26 +25,19 @@ void ReplyBook::add(std::span<const std::int32_t> prompt, std::span<const std::i
   PrefixHash hash;
   for (const std::int32_t token : prompt) hash.push(token);
   made.hash = hash.value();
-  made.prompt.assign(prompt.begin(), prompt.end());
   made.ids.assign(reply.begin(), reply.end());
   made.text = tokenizer.decode(reply);
   made.age = next_++;
   const auto [first, last] = replies_.equal_range(prompt.size());
   for (auto at = first; at != last; ++at) {
-    if (at->second.prompt != made.prompt || at->second.text != made.text) continue;
-    tokens_ -= at->second.prompt.size() + at->second.ids.size();
-    replies_.erase(at);
+    if (at->second.hash != made.hash || at->second.text != made.text) continue;
+    drop(at);
     break;
   }
-  tokens_ += made.prompt.size() + made.ids.size();
-  const std::size_t length = prompt.size();
-  replies_.emplace(length, std::move(made));
-  while (tokens_ > most_ && !replies_.empty()) {
-    const auto oldest =
-        std::ranges::min_element(replies_, {}, [](const auto& entry) { return entry.second.age; });
-    tokens_ -= oldest->second.prompt.size() + oldest->second.ids.size();
-    replies_.erase(oldest);
-  }
+  const auto self = replies_.emplace(prompt.size(), std::move(made));
+  ages_.emplace(self->second.age, self);
+  bytes_ += self->second.bytes();
+  while (bytes_ > most_) drop(ages_.begin()->second);
 }
 
 std::vector<std::int32_t> ReplyBook::restore(std::vector<std::int32_t> tokens,
@@ -44,10 +48,7 @@ std::vector<std::int32_t> ReplyBook::restore(std::vector<std::int32_t> tokens,
   for (auto at = replies_.begin(); at != replies_.end() && at->first < tokens.size(); ++at) {
     const Reply& reply = at->second;
     while (read < at->first) hash.push(tokens[read++]);
-    if (reply.hash != hash.value() ||
-        !std::equal(reply.prompt.begin(), reply.prompt.end(), tokens.begin())) {
-      continue;
-    }
+    if (reply.hash != hash.value()) continue;
     const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(read);
     const auto end = std::find_if(begin, tokens.end(),
                                   [&](std::int32_t id) { return tokenizer.is_special(id); });

@@ -28,10 +28,12 @@ class PrefixHash {
   std::uint64_t value_ = 0x243f6a8885a308d3ULL;
 };
 
-/// Keeps the newest replies, up to a number of tokens, prompts included. One thread at a time.
+/// Keeps the newest replies, up to a number of bytes. Of a prompt its hash is enough: should two
+/// prompts have the same, the ids that are put in place still stand for the text that was sent. One
+/// thread at a time.
 class ReplyBook {
  public:
-  explicit ReplyBook(std::size_t most_tokens = std::size_t{1} << 22) : most_(most_tokens) {}
+  explicit ReplyBook(std::size_t most_bytes = std::size_t{4} << 20) : most_(most_bytes) {}
 
   /// A reply whose ids decode to what the client received.
   void add(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
@@ -39,17 +41,24 @@ class ReplyBook {
   /// Puts the ids of known replies in place of the encoding of their text.
   std::vector<std::int32_t> restore(std::vector<std::int32_t> tokens,
                                     const Tokenizer& tokenizer) const;
+  std::size_t bytes() const { return bytes_; }
 
  private:
   struct Reply {
-    std::vector<std::int32_t> prompt, ids;
-    std::uint64_t hash = 0;
+    std::vector<std::int32_t> ids;
+    std::uint64_t hash = 0;  ///< of the prompt
     std::uint64_t age = 0;
     std::string text;
-  };
 
-  std::multimap<std::size_t, Reply> replies_;  ///< by the length of the prompt
-  std::size_t tokens_ = 0;
+    std::size_t bytes() const;
+  };
+  using Replies = std::multimap<std::size_t, Reply>;  ///< by the length of the prompt
+
+  void drop(Replies::iterator at);
+
+  Replies replies_;
+  std::map<std::uint64_t, Replies::iterator> ages_;
+  std::size_t bytes_ = 0;
   std::size_t most_;
   std::uint64_t next_ = 0;
 };

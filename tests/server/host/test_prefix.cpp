@@ -8,6 +8,7 @@ namespace {
 
 using server::HostOptions;
 using server::Job;
+using server::Kept;
 
 std::vector<std::pair<std::string, std::string>> document(const std::string& question) {
   return {{"system", long_text(100)}, {"user", long_text(900, 3)}, {"user", question}};
@@ -113,6 +114,199 @@ TEST(Prefix, TheBudgetHoldsAndTheLeastRecentlyUsedGoes) {
   EXPECT_EQ(bench.run(HostBench::ids(600, 100, 2))->last().usage.cached, 0);
 }
 
+/// The cache alone, filled with sessions of a tiny model.
+struct KeptBench : Bench {
+  KeptBench() : Bench("llama") {}
+
+  static std::vector<std::int64_t> all_lengths(std::int64_t most) {
+    std::vector<std::int64_t> cuts;
+    for (std::int64_t at = 1; at <= most; ++at) cuts.push_back(at);
+    return cuts;
+  }
+  static Settings settings() {
+    Settings made = small_settings();
+    made.window = 200;
+    return made;
+  }
+  /// How many of the tokens are found.
+  static std::int64_t found(server::PrefixCache& cache, std::span<const std::int32_t> tokens) {
+    const auto session = cache.find(tokens, all_lengths(std::ssize(tokens)));
+    return session ? session->length() : 0;
+  }
+};
+
+TEST(Prefix, BeginningsThatBeginAlikeAreCountedOnce) {
+  KeptBench bench;
+  const auto all = bench.tokens(600);
+  server::PrefixCache cache(std::size_t{64} << 20);
+  Session session = bench.session({KeptBench::settings()});
+  session.prefill(std::span(all).first(400));
+  cache.put(session, Kept::turn);
+  const std::size_t one = cache.counts().bytes;
+  for (int turn = 0; turn < 10; ++turn) {
+    session.prefill(std::span(all).subspan(static_cast<std::size_t>(session.length()), 8));
+    cache.put(session, Kept::turn);
+  }
+  const auto counts = cache.counts();
+  EXPECT_EQ(counts.entries, 11);
+  EXPECT_LT(counts.bytes, 3 * one) << "80 tokens more, and queries";
+  cache.clear();
+  EXPECT_EQ(cache.counts().bytes, 0U);
+}
+
+TEST(Prefix, AStoneGoesWhenALaterPositionIsKept) {
+  KeptBench bench;
+  const auto all = bench.tokens(300);
+  server::PrefixCache cache(std::size_t{64} << 20);
+  Session session = bench.session({KeptBench::settings()});
+  const auto read_to = [&](std::int64_t length) {
+    const auto at = static_cast<std::size_t>(session.length());
+    session.prefill(std::span(all).subspan(at, static_cast<std::size_t>(length) - at));
+  };
+  read_to(64);
+  cache.put(session, Kept::stone);
+  read_to(128);
+  cache.put(session, Kept::stone);
+  EXPECT_EQ(cache.counts().entries, 1) << "the second took the first one's place";
+  EXPECT_EQ(KeptBench::found(cache, std::span(all).first(200)), 128) << "broken off, asked again";
+  read_to(192);
+  cache.put(session, Kept::turn);
+  EXPECT_EQ(cache.counts().entries, 2) << "one that was needed stays";
+}
+
+TEST(Prefix, TheEndOfAReplyGoesWhenTheNextTurnIsKept) {
+  KeptBench bench;
+  const auto all = bench.tokens(300);
+  server::PrefixCache cache(std::size_t{64} << 20);
+  Session session = bench.session({KeptBench::settings()});
+  session.prefill(std::span(all).first(100));
+  cache.put(session, Kept::reply);
+  session.prefill(std::span(all).subspan(100, 40));
+  cache.put(session, Kept::turn);
+  EXPECT_EQ(cache.counts().entries, 2) << "far behind it";
+  cache.put(session, Kept::reply);
+  session.prefill(std::span(all).subspan(140, 2));
+  cache.put(session, Kept::turn);
+  EXPECT_EQ(cache.counts().entries, 2);
+  EXPECT_EQ(KeptBench::found(cache, std::span(all).first(142 + 20)), 142);
+  EXPECT_EQ(KeptBench::found(cache, std::span(all).first(120)), 100);
+}
+
+TEST(Prefix, AConversationLeavesItsOldTurnsBehind) {
+  HostBench bench;
+  Talk talk = {{"system", long_text(60)}, {"user", "begin"}};
+  for (int turn = 0; turn < 12; ++turn) {
+    const auto reply = bench.run(HostBench::chat(talk, 12, 70 + static_cast<unsigned>(turn)));
+    talk.emplace_back("assistant", reply->text());
+    talk.emplace_back("user", "and then " + std::to_string(turn));
+    // Two for every turn would be 24; the counts may be a step old.
+    EXPECT_LE(bench.host.counts().prefix.entries, 10) << turn;
+  }
+  // The first turn is kept: another conversation may begin with it.
+  const auto other = bench.run(HostBench::chat({{"system", long_text(60)}, {"user", "else"}}));
+  EXPECT_GT(other->last().usage.cached, 50);
+}
+
+TEST(Prefix, ATurnThatWasAskedAgainStays) {
+  KeptBench bench;
+  const auto all = bench.tokens(300);
+  server::PrefixCache cache(std::size_t{64} << 20);
+  Session session = bench.session({KeptBench::settings()});
+  for (const std::int64_t length : {50, 100, 150, 200}) {
+    const auto at = static_cast<std::size_t>(session.length());
+    session.prefill(std::span(all).subspan(at, static_cast<std::size_t>(length) - at));
+    cache.put(session, Kept::turn);
+  }
+  EXPECT_EQ(KeptBench::found(cache, std::span(all).first(110)), 100);
+  const std::vector<std::int64_t> wanted = {50, 200};
+  auto other = bench.tokens(300, 99);
+  cache.leave(other, wanted);
+  EXPECT_EQ(cache.counts().entries, 4) << "another conversation's";
+  cache.leave(all, wanted);
+  EXPECT_EQ(cache.counts().entries, 3);
+  EXPECT_EQ(KeptBench::found(cache, std::span(all).first(190)), 100);
+}
+
+TEST(Prefix, TheBudgetHoldsWithSharedBlocksInAnyOrderOfUse) {
+  KeptBench bench;
+  const auto all = bench.tokens(700);
+  std::size_t most = 0;
+  {
+    server::PrefixCache cache(std::size_t{64} << 20);
+    Session session = bench.session({KeptBench::settings()});
+    session.prefill(std::span(all).first(400));
+    cache.put(session, Kept::turn);
+    most = 2 * cache.counts().bytes;
+  }
+  server::PrefixCache cache(most);
+  std::vector<Session> trunks;
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    trunks.push_back(bench.session({KeptBench::settings()}));
+    trunks.back().prefill(bench.tokens(300, 50 + i));
+  }
+  std::uint32_t seed = 1;
+  for (int step = 0; step < 60; ++step) {
+    seed = seed * 1664525u + 1013904223u;
+    const Session& trunk = trunks[(seed >> 8) % trunks.size()];
+    auto tokens = trunk.tokens();
+    const auto more = bench.tokens(1 + (seed >> 16) % 50, seed);
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    if (step % 4 == 0) cache.put(trunk, Kept::turn);
+    auto begun = cache.find(tokens, KeptBench::all_lengths(std::ssize(tokens) - 1));
+    const std::int64_t have = begun ? begun->length() : 0;
+    Session session = begun ? std::move(*begun) : bench.session({KeptBench::settings()});
+    session.prefill(std::span(tokens).subspan(static_cast<std::size_t>(have)));
+    Session fresh = bench.session({KeptBench::settings()});
+    fresh.prefill(tokens);
+    EXPECT_LE(logits_error(logits_of(fresh), session.logits()), kSameLogits);
+    cache.put(session, step % 3 == 0 ? Kept::reply : Kept::turn);
+    EXPECT_LE(cache.counts().bytes, most);
+  }
+  EXPECT_GT(cache.counts().evicted, 0);
+  EXPECT_GT(cache.counts().hits, 0);
+}
+
+TEST(Prefix, TheBookOfRepliesKeepsTheNewestInItsBytes) {
+  const Tokenizer tokenizer = *HostBench::usual().tokenizer;
+  server::ReplyBook book(std::size_t{64} << 10);
+  const auto prompt_of = [](std::uint32_t at) {
+    auto prompt = some_tokens(50, 80, at);
+    for (auto& token : prompt) token += 4;
+    prompt.push_back(1);
+    return prompt;
+  };
+  // Spelt letter by letter; text encodes the two as one token.
+  const std::vector<std::int32_t> reply = {*tokenizer.find("t"), *tokenizer.find("h")};
+  const auto restored = [&](std::uint32_t at) {
+    std::vector<std::int32_t> sent = prompt_of(at);
+    sent.push_back(*tokenizer.find("th"));
+    sent.push_back(2);
+    return book.restore(sent, tokenizer).size() == sent.size() + 1;
+  };
+  for (std::uint32_t at = 0; at < 2000; ++at) {
+    book.add(prompt_of(at), reply, tokenizer);
+    EXPECT_LE(book.bytes(), std::size_t{64} << 10);
+  }
+  EXPECT_TRUE(restored(1999));
+  EXPECT_FALSE(restored(0)) << "the oldest went";
+  const std::size_t bytes = book.bytes();
+  book.add(prompt_of(1999), reply, tokenizer);
+  EXPECT_EQ(book.bytes(), bytes) << "the same once more";
+}
+
+TEST(Prefix, InAnEarlierMessageNoSteadyDistancesAreKept) {
+  server::TurnTokens turns;
+  turns.begins = {1};
+  std::vector<std::int32_t> tokens = some_tokens(600, 90, 3);
+  for (auto& token : tokens) token += 4;
+  for (const std::size_t at : {0, 500, 590}) tokens[at] = 1;
+  const auto cuts = server::prompt_cuts(tokens, turns, 64);
+  EXPECT_EQ(server::marks_wanted(tokens, cuts, turns, 64, 0),
+            (std::vector<std::int64_t>{500, 512, 576, 590}));
+  EXPECT_EQ(server::marks_wanted(tokens, cuts, turns, 64, 128),
+            (std::vector<std::int64_t>{128, 500, 512, 576, 590}));
+}
+
 TEST(Prefix, CutsFollowFromTheTokensBeforeThem) {
   server::TurnTokens turns;
   turns.begins = {1};
@@ -121,8 +315,8 @@ TEST(Prefix, CutsFollowFromTheTokensBeforeThem) {
   for (const std::size_t at : {0, 40, 64, 200}) tokens[at] = 1;
   const auto cuts = server::prompt_cuts(tokens, turns, 64);
   EXPECT_EQ(cuts, (std::vector<std::int64_t>{40, 64, 128, 192, 200, 256}));
-  const auto marks = server::marks_wanted(tokens, cuts, turns, 64, 128, 0);
-  EXPECT_EQ(marks, (std::vector<std::int64_t>{40, 64, 128, 192, 200, 256}));
+  const auto marks = server::marks_wanted(tokens, cuts, turns, 64, 0);
+  EXPECT_EQ(marks, (std::vector<std::int64_t>{40, 64, 192, 200, 256}));
 }
 
 }  // namespace
