@@ -32,6 +32,7 @@ std::shared_ptr<GroupRows::Page> GroupRows::page_make() const {
     page->semantic = carver.take<std::byte>(page->capacity * bytes_.semantic);
     page->positional = carver.take<std::byte>(page->capacity * bytes_.positional);
     page->bias = carver.take<std::byte>(page->capacity * bytes_.bias);
+    page->scales = carver.take<std::byte>(page->capacity * bytes_.scales);
   };
   carve(count);
   page->memory = aligned_bytes(count.used());
@@ -116,6 +117,7 @@ void GroupRows::poison_spare() {
     fill(page.semantic, bytes_.semantic);
     fill(page.positional, bytes_.positional);
     fill(page.bias, bytes_.bias);
+    fill(page.scales, bytes_.scales);
   }
 }
 

@@ -18,7 +18,8 @@ namespace {
 
 /// What a header says of the model; everything else in it decides the prompts.
 constexpr std::string_view kModelFields[] = {"lca",       "model",   "adapter", "settings",
-                                             "precision", "weights", "groups",  "device"};
+                                             "precision", "weights", "groups",  "cache",
+                                             "device"};
 
 /// One sample of either command.
 struct ComparedSample {
