@@ -44,7 +44,7 @@ std::size_t law_of_size(const LayerSpec& spec, std::int64_t n) {
     // 8 bits and float32 scales; MLA's key and the sink stay as they are.
     row = shape.form == Form::mla ? shape.d_latent + 4 * ((shape.d_latent + 127) / 128) + shape.d_rope * b
                                   : entry + 4 * 2 * shape.kv_heads;
-    sink = settings.method == MethodKind::dense ? 0 : std::min(n, s);
+    sink = std::min(n, s);
   }
   return static_cast<std::size_t>(m * (row + mass) + (exact - sink) * row + sink * entry * b);
 }
@@ -292,7 +292,8 @@ TEST(Cache, TheArchiveGetsEveryCondensedGroupOnceWithItsExactRows) {
   for (std::int64_t trial = 0; trial < scaled(60); ++trial) {
     Random random(600 + static_cast<std::uint64_t>(trial));
     const std::int64_t n = random.integer(1, 80);
-    const LayerSpec spec = random_spec(random, n);
+    LayerSpec spec = random_spec(random, n);
+    spec.storage = CacheStorage::plain;
     SCOPED_TRACE(describe(spec));
     const Layer layer = random_layer(spec, random);
     const Tokens tokens = random_tokens(spec, n, random, {.fused = random.chance(0.5)});

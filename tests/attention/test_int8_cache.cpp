@@ -177,6 +177,7 @@ TEST(Int8Cache, ASelectedKeyIsOneOfTheGroupsToTheBit) {
     spec.settings = settings_preset("training-free");
     spec.settings.group = 5;
     spec.settings.window = 10;
+    spec.settings.positions = Positions::token;
     spec.storage = CacheStorage::int8;
     const Layer layer = random_layer(spec, random);
     const Tokens tokens = random_tokens(spec, 15 + 60, random);
