@@ -131,8 +131,8 @@ void print_table(const Plan& plan) {
   print(fmt::format("{}: {} layers, {}{} tokens, {}, {} threads\n{}{}\n{}\n{}",
                     path_printable(subject.name), subject.layers.size(),
                     plan.sessions == 1 ? "" : fmt::format("{} sessions of ", plan.sessions),
-                    length_text(plan.length), storage_text(subject.layers.front()),
-                    plan.threads, adapter, settings_line(settings),
+                    length_text(plan.length), storage_text(subject.layers.front()), plan.threads,
+                    adapter, settings_line(settings),
                     subject.context > 0 ? trained_text(subject.context, settings) + "\n" : "",
                     table.text()));
 }

@@ -38,8 +38,8 @@ void convert_row(const ConstTensor& from, std::int64_t i, DType to_dtype, std::b
 }
 
 /// Writes row i of the entries into the parts of a row of 8 bits.
-void quantise_row(const RowFormat& format, const Entries& from, std::int64_t i,
-                  std::byte* semantic, std::byte* positional, float* scales) {
+void quantise_row(const RowFormat& format, const Entries& from, std::int64_t i, std::byte* semantic,
+                  std::byte* positional, float* scales) {
   thread_local std::vector<float> wide;  // kept from call to call
   const auto values = [&](const ConstTensor& part, std::int64_t kv) {
     wide.resize(static_cast<std::size_t>(part.shape[2]));
@@ -129,9 +129,9 @@ CacheRows Cache::State::groups_stored(std::int64_t first, std::int64_t count) co
 
 Entries Cache::State::view(const CacheRows& rows) const {
   const AttentionShape& shape = spec.shape;
-  return {ConstTensor(rows.semantic, spec.dtype, {rows.count, shape.kv_heads, shape.d_semantic()}),
-          ConstTensor(rows.positional, spec.dtype,
-                      {rows.count, shape.kv_heads, shape.d_positional()})};
+  return {
+      ConstTensor(rows.semantic, spec.dtype, {rows.count, shape.kv_heads, shape.d_semantic()}),
+      ConstTensor(rows.positional, spec.dtype, {rows.count, shape.kv_heads, shape.d_positional()})};
 }
 
 Entries Cache::State::values(const CacheRows& rows, std::vector<float>& values) const {

@@ -51,7 +51,7 @@ struct Cache::State {
 
   LayerSpec spec;
   Layout layout;
-  RowFormat format;  ///< of window and representatives; the sink is plain
+  RowFormat format;                           ///< of window and representatives; the sink is plain
   std::vector<std::uint64_t> rotation_steps;  ///< of spec.rotation; none with token positions
   std::int64_t length = 0;                    ///< n, tokens taken
   bool prompt_open = false;                   ///< `prompt` mode: more of the prompt is to come

@@ -281,11 +281,10 @@ Cache cache_mark_load(std::span<const std::byte> bytes, const Cache& whole) {
 
 std::size_t cache_stream_bytes(const Cache& cache) {
   constexpr std::size_t kWidths = 6;
-  const std::size_t spec = 2 + kWidths * sizeof(std::int64_t) + sizeof(double) +
-                           setting_fields().size() * sizeof(std::int64_t) + sizeof(RopeLayout) +
-                           sizeof(std::uint32_t) +
-                           cache.spec().rotation.frequencies.size() * sizeof(double) +
-                           sizeof(CacheStorage);
+  const std::size_t spec =
+      2 + kWidths * sizeof(std::int64_t) + sizeof(double) +
+      setting_fields().size() * sizeof(std::int64_t) + sizeof(RopeLayout) + sizeof(std::uint32_t) +
+      cache.spec().rotation.frequencies.size() * sizeof(double) + sizeof(CacheStorage);
   return sizeof(kMagic) + sizeof(kVersion) + spec + 2 * sizeof(std::int64_t) + cache.bytes() +
          cache.state().queries.bytes() + sizeof(std::uint64_t);
 }

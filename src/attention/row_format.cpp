@@ -74,8 +74,8 @@ void RowFormat::semantic_read(const CacheRows& rows, std::int64_t i, std::int64_
   }
 }
 
-void RowFormat::positional_read(const CacheRows& rows, std::int64_t i, std::int64_t kv,
-                                DType dtype, void* values) const {
+void RowFormat::positional_read(const CacheRows& rows, std::int64_t i, std::int64_t kv, DType dtype,
+                                void* values) const {
   const std::byte* row = rows.positional + i * positional_bytes();
   if (!int8_positional_) {
     values_read(row + kv * d_positional_ * element_, dtype_, d_positional_, dtype, values);

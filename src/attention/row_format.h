@@ -35,9 +35,7 @@ class RowFormat {
   std::int64_t positional_bytes() const {
     return kv_heads_ * d_positional_ * (int8_positional_ ? 1 : element_);
   }
-  std::int64_t scale_bytes() const {
-    return scales() * static_cast<std::int64_t>(sizeof(float));
-  }
+  std::int64_t scale_bytes() const { return scales() * static_cast<std::int64_t>(sizeof(float)); }
   std::int64_t bytes() const { return semantic_bytes() + positional_bytes() + scale_bytes(); }
   /// Whether the positional part is in 8 bits too.
   bool int8_positional() const { return int8_positional_; }
@@ -51,7 +49,8 @@ class RowFormat {
   /// Values that share a scale in the semantic part.
   std::int64_t block() const { return block_; }
 
-  /// One KV head's part of a row, from float32; `semantic`, `positional` and `scales` are the row's.
+  /// One KV head's part of a row, from float32; `semantic`, `positional` and `scales` are the
+  /// row's.
   void semantic_write(std::int64_t kv, const float* values, std::byte* semantic,
                       float* scales) const;
   void positional_write(std::int64_t kv, const float* values, std::byte* positional,

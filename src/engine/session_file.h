@@ -17,8 +17,8 @@
 
 namespace lca {
 
-/// The version that is written. Version 1, which has no device and no marks, version 2, which has no
-/// rope_positions, and version 3, which has no storage, can be read too.
+/// The version that is written. Version 1, which has no device and no marks, version 2, which has
+/// no rope_positions, and version 3, which has no storage, can be read too.
 inline constexpr std::uint32_t kSessionVersion = 4;
 
 /// Everything in a session file but the caches.

@@ -80,8 +80,7 @@ void check_storage(const SessionHead& head, const Model& model, std::string_view
   fail_incompatible(
       "{}: this session has {}: a session keeps the kind of its cache; {}, or start a new session",
       path_printable(path), int8 ? "a cache of 8 bits" : "no cache of 8 bits",
-      int8 ? "load the model on the CPU with --cache int8"
-           : "load the model without --cache int8");
+      int8 ? "load the model on the CPU with --cache int8" : "load the model without --cache int8");
 }
 
 /// Frequencies follow from the model and the first prompt; a file with others was not written here.

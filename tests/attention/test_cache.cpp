@@ -42,8 +42,9 @@ std::size_t law_of_size(const LayerSpec& spec, std::int64_t n) {
   std::int64_t sink = 0;
   if (spec.storage == CacheStorage::int8) {
     // 8 bits and float32 scales; MLA's key and the sink stay as they are.
-    row = shape.form == Form::mla ? shape.d_latent + 4 * ((shape.d_latent + 127) / 128) + shape.d_rope * b
-                                  : entry + 4 * 2 * shape.kv_heads;
+    row = shape.form == Form::mla
+              ? shape.d_latent + 4 * ((shape.d_latent + 127) / 128) + shape.d_rope * b
+              : entry + 4 * 2 * shape.kv_heads;
     sink = std::min(n, s);
   }
   return static_cast<std::size_t>(m * (row + mass) + (exact - sink) * row + sink * entry * b);

@@ -76,8 +76,8 @@ TEST(Int8Rows, ARowOfZerosStaysOneAndOneWithANaNBecomesOne) {
   std::vector<std::int8_t> q(40, 1);
   EXPECT_EQ(cpu::vector_quantise(zeros.data(), 40, q.data()), 0.0F);
   EXPECT_EQ(q, std::vector<std::int8_t>(40));
-  for (const float odd : {std::numeric_limits<float>::quiet_NaN(),
-                          -std::numeric_limits<float>::infinity()}) {
+  for (const float odd :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
     std::vector<float> values(40, 1.0F);
     values[33] = odd;
     EXPECT_TRUE(std::isnan(cpu::vector_quantise(values.data(), 40, q.data())));
@@ -95,8 +95,8 @@ TEST(Int8Cache, AgreesWithTheReferenceHoweverTheSequenceIsFed) {
     const std::int64_t prompt = random.integer(1, n);
     const Example example = random_example(layer, n, prompt, random);
     Context context(2);
-    const Outcome fed = run_sequence(context, layer, example.tokens,
-                                     random_chunks(prompt, random), {.poison = true});
+    const Outcome fed = run_sequence(context, layer, example.tokens, random_chunks(prompt, random),
+                                     {.poison = true});
     // The tolerance of bf16: a pooled value may round to the next of 255 steps.
     EXPECT_TRUE(close(example.expected, fed, DType::bf16));
   }
@@ -288,9 +288,8 @@ TEST(Int8Cache, AStreamWithANegativeScaleOrAnUnknownKindIsRefused) {
   Context context(1);
   Feed feed(layer, tokens);
   feed_forward(context, feed, 30);
-  for (float* scale :
-       {reinterpret_cast<float*>(feed.cache.state().window.scales.row(2)),
-        feed.cache.state().groups.scales(3)}) {
+  for (float* scale : {reinterpret_cast<float*>(feed.cache.state().window.scales.row(2)),
+                       feed.cache.state().groups.scales(3)}) {
     const float was = std::exchange(*scale, -1.0F);
     EXPECT_THROW(Cache::load(feed.cache.save()), Error);
     *scale = std::numeric_limits<float>::quiet_NaN();

@@ -16,7 +16,7 @@ std::vector<Settings> kinds() {
   scored.semantic_pool = Pool::select;
   Settings entry = small_settings();
   entry.positions = Positions::entry;
-  return {small_settings(), scored,          entry, small_settings(MethodKind::window),
+  return {small_settings(), scored,           entry, small_settings(MethodKind::window),
           dense_settings(), prompt_settings()};
 }
 
@@ -115,9 +115,9 @@ TEST(Int8Sessions, RequestsThatShareStepsGetWhatTheyGetAlone) {
     std::vector<Outcome> outcomes(12);
     std::mt19937 random(3);
     for (std::size_t i = 0; i < outcomes.size(); ++i) {
-      Wish wish = bench.wish(1 + static_cast<std::int64_t>(random() % 70),
-                             static_cast<std::int64_t>(random() % 30),
-                             static_cast<std::uint32_t>(i));
+      Wish wish =
+          bench.wish(1 + static_cast<std::int64_t>(random() % 70),
+                     static_cast<std::int64_t>(random() % 30), static_cast<std::uint32_t>(i));
       wish.settings = {kinds()[i % kinds().size()]};
       bench.submit(wish, outcomes[i]);
       wishes.push_back(std::move(wish));

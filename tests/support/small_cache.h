@@ -8,7 +8,8 @@ namespace lca::test {
 inline const AttentionShape kMla = AttentionShape::mla(2, 4, 3, 9, 5);
 inline const AttentionShape kGqa = AttentionShape::gqa(4, 2, 6, 5);
 
-/// One of the two shapes, of either dtype, plain or of 8 bits, with any settings that a run of `count` tokens can show.
+/// One of the two shapes, of either dtype, plain or of 8 bits, with any settings that a run of
+/// `count` tokens can show.
 inline LayerSpec random_spec(Random& random, std::int64_t count) {
   LayerSpec spec;
   spec.shape = random.chance(0.5) ? kMla : kGqa;

@@ -43,9 +43,9 @@ struct QueryMemory {
   std::int64_t shift;  ///< by so much; 0: the above is compared with everything
   float* q_far;        ///< [H][d_rope]: for representatives and sink
   // Both in 16 bits, where rows of 8 bits are multiplied as they are:
-  Int8Query *int8, *int8_far;             ///< [H]
+  Int8Query *int8, *int8_far;                ///< [H]
   std::int8_t *int8_bytes, *int8_far_bytes;  ///< [H][2·d_rope]
-  float* rotated;      ///< [H][d_rope], before it is rounded
+  float* rotated;                            ///< [H][d_rope], before it is rounded
   float* angles;
   float* out;  ///< [splits][H][d_semantic]
   float* top;  ///< [splits][H]
@@ -84,6 +84,31 @@ std::int64_t gather_bytes(const LayerSpec& spec) {
 struct Bias {
   const float* first = nullptr;
   std::int64_t stride = 0;
+};
+
+/// Rows one step behind: when some are read, those that follow are known.
+class RowQueue {
+ public:
+  void add(const RowHeads& heads, const RowSpan& rows) {
+    if (held_) {
+      rows_attend(heads_, rows_, &rows);
+    } else {
+      rows_prefetch(heads, rows);
+    }
+    heads_ = heads;
+    rows_ = rows;
+    held_ = true;
+  }
+  /// Reads what is left; also before memory that it lies in is used again.
+  void finish() {
+    if (held_) rows_attend(heads_, rows_);
+    held_ = false;
+  }
+
+ private:
+  RowHeads heads_;
+  RowSpan rows_;
+  bool held_ = false;
 };
 
 struct SplitTask {
@@ -192,7 +217,8 @@ class Decode {
     if (bf16_) {
       vector_store(to, shape_.d_rope, DType::bf16, reinterpret_cast<bf16_bits*>(query.q_far) + at);
     }
-    if (int8_) query.int8_far[head] = query_quantise(to, shape_.d_rope, query.int8_far_bytes + 2 * at);
+    if (int8_)
+      query.int8_far[head] = query_quantise(to, shape_.d_rope, query.int8_far_bytes + 2 * at);
   }
 
   /// One head's query in the cache's own space, times scale·log₂e.
@@ -210,8 +236,8 @@ class Decode {
     std::fill_n(positional, shape_.d_rope, 0.0F);
     vector_add_scaled(scale, q.rope.row(query.row, head), q.rope.dtype, shape_.d_rope, positional);
     if (int8_) {
-      query.int8[head] = query_quantise(positional, shape_.d_rope,
-                                        query.int8_bytes + head * 2 * shape_.d_rope);
+      query.int8[head] =
+          query_quantise(positional, shape_.d_rope, query.int8_bytes + head * 2 * shape_.d_rope);
     }
     if (shape_.form != Form::mla) return;
     const void* nope = q.nope.row(query.row, head);
@@ -261,14 +287,16 @@ class Decode {
     const std::int64_t even = (seen.pairs() + query.splits - 1) / query.splits;
     const std::int64_t share = (even + kRowBlock - 1) / kRowBlock * kRowBlock;
     Range rest{task.split * share, std::min(seen.pairs(), (task.split + 1) * share)};
-    attend_groups(far, state, cut(rest, seen.groups), worker);
+    RowQueue queue;
+    attend_groups(queue, far, state, cut(rest, seen.groups), worker);
     rest = {rest.begin - seen.groups, rest.end - seen.groups};
     const Range tokens = cut(rest, seen.sink.size() + seen.window.size());
     // The block in which sink and window meet has no one form of the query, or of rows.
     const bool apart = query.shift != 0 || format_.int8();
     const std::int64_t meet = apart ? seen.sink.size() : tokens.begin;
-    attend_tokens(far, state, seen, {tokens.begin, std::min(tokens.end, meet)}, worker);
-    attend_tokens(heads, state, seen, {std::max(tokens.begin, meet), tokens.end}, worker);
+    attend_tokens(queue, far, state, seen, {tokens.begin, std::min(tokens.end, meet)}, worker);
+    attend_tokens(queue, heads, state, seen, {std::max(tokens.begin, meet), tokens.end}, worker);
+    queue.finish();
   }
 
   static Range cut(const Range& range, std::int64_t count) {
@@ -279,18 +307,19 @@ class Decode {
   /// Representatives [part.begin, part.end), which begins with a whole block. Blocks fall where
   /// they would if all lay in one piece, however the pages are cut: a fork computes what its
   /// original would.
-  void attend_groups(const RowHeads& heads, const Cache::State& state, const Range& part,
-                     int worker) {
+  void attend_groups(RowQueue& queue, const RowHeads& heads, const Cache::State& state,
+                     const Range& part, int worker) {
     std::int64_t at = part.begin;
     while (at < part.end) {
       const std::int64_t left = part.end - at;
       std::int64_t count = std::min(left, state.groups.contiguous(at));
       if (count < left) count = count / kRowBlock * kRowBlock;
       if (count > 0) {
-        rows_attend(heads, span(state.groups_stored(at, count), bias(state, at)));
+        queue.add(heads, span(state.groups_stored(at, count), bias(state, at)));
       } else {
         count = std::min(left, kRowBlock);
-        rows_attend(heads, gather_groups(state, at, count, worker));
+        queue.finish();
+        queue.add(heads, gather_groups(state, at, count, worker));
       }
       at += count;
     }
@@ -299,9 +328,8 @@ class Decode {
   /// A block that spans two pages, copied together.
   RowSpan gather_groups(const Cache::State& state, std::int64_t first, std::int64_t count,
                         int worker) const {
-    RowSpan span = gather_rows(count, worker, format_, [&](std::int64_t i) {
-      return state.groups_stored(first + i, 1);
-    });
+    RowSpan span = gather_rows(count, worker, format_,
+                               [&](std::int64_t i) { return state.groups_stored(first + i, 1); });
     const Bias one = bias(state, first);
     span.bias = one.first;
     span.bias_stride = one.stride;
@@ -319,21 +347,22 @@ class Decode {
   /// Tokens [part.begin, part.end) of those the query sees, sink and window counted as one row of
   /// tokens: blocks fall where they would without a sink, so that nothing condensed is bit for bit
   /// dense attention.
-  void attend_tokens(const RowHeads& heads, const Cache::State& state, const Visible& seen,
-                     const Range& part, int worker) {
+  void attend_tokens(RowQueue& queue, const RowHeads& heads, const Cache::State& state,
+                     const Visible& seen, const Range& part, int worker) {
     const std::int64_t sink = seen.sink.size();
     const std::int64_t window = seen.window.begin - state.dropped - state.sink.rows();
     std::int64_t at = part.begin;
     while (at < part.end) {
       std::int64_t count = part.end - at;
       if (at >= sink) {
-        rows_attend(heads, span(Cache::State::stored(state.window, window + at - sink, count)));
+        queue.add(heads, span(Cache::State::stored(state.window, window + at - sink, count)));
       } else if (sink - at >= std::min(count, kRowBlock)) {
         if (count > sink - at) count = (sink - at) / kRowBlock * kRowBlock;
-        rows_attend(heads, span(Cache::State::stored(state.sink, at, count)));
+        queue.add(heads, span(Cache::State::stored(state.sink, at, count)));
       } else {
         count = std::min(count, kRowBlock);
-        rows_attend(heads, gather(state, at, sink, window, count, worker));
+        queue.finish();
+        queue.add(heads, gather(state, at, sink, window, count, worker));
       }
       at += count;
     }
@@ -366,8 +395,7 @@ class Decode {
     rows.count = count;
     // Scales first: they are whole floats, and aligned as such.
     if (format.int8()) {
-      rows.scales =
-          reinterpret_cast<const float*>(copy(&CacheRows::scales, format.scale_bytes()));
+      rows.scales = reinterpret_cast<const float*>(copy(&CacheRows::scales, format.scale_bytes()));
     }
     rows.positional = copy(&CacheRows::positional, format.positional_bytes());
     rows.semantic = copy(&CacheRows::semantic, format.semantic_bytes());

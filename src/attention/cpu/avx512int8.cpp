@@ -17,9 +17,8 @@ namespace {
 
 inline __m512i bytes(const void* from) { return _mm512_loadu_si512(from); }
 
-inline void prefetch(const std::int8_t* from, std::int64_t count) {
-  for (std::int64_t at = 0; at < count; at += 64) __builtin_prefetch(from + at, 0, 2);
-}
+/// Into the second-level cache: what goes to the first waits in a shorter queue.
+inline void prefetch(const std::int8_t* from) { __builtin_prefetch(from, 0, 2); }
 
 /// The sums of four vectors.
 inline __m128i sum_four(__m512i a, __m512i b, __m512i c, __m512i d) {
@@ -70,12 +69,13 @@ inline void score_rows(const Int8Query* q, std::int64_t heads, const std::int8_t
 }
 
 template <int kPieces>
-void block_scores(const RowHeads& heads, const Int8Part& part, const Int8Part& next,
-                  std::int64_t count, std::int64_t ahead, float* scores) {
+void block_scores(const RowHeads& heads, const Int8Part& part, std::int64_t count, float* scores) {
   for (std::int64_t k = 0; k < count; k += 4) {
     const std::int8_t* first = part.rows + k * part.stride;
-    prefetch(first + ahead * part.stride, 4 * part.stride);
-    prefetch(next.rows + k * next.stride, 4 * next.stride);
+    if (k < part.later_count) {
+      const std::int8_t* later = part.later + k * part.stride;
+      for (std::int64_t at = 0; at < 4 * part.stride; at += 64) prefetch(later + at);
+    }
     // The last row stands for those that are missing at the end of a block.
     const std::int8_t* rows[4];
     for (std::int64_t i = 0; i < 4; ++i) {
@@ -89,17 +89,16 @@ void block_scores(const RowHeads& heads, const Int8Part& part, const Int8Part& n
   }
 }
 
-void scores(const RowHeads& heads, const Int8Part& rows, const Int8Part& next, std::int64_t count,
-            std::int64_t ahead, float* scores) {
+void scores(const RowHeads& heads, const Int8Part& rows, std::int64_t count, float* scores) {
   switch (rows.width) {
     case 64:
-      block_scores<1>(heads, rows, next, count, ahead, scores);
+      block_scores<1>(heads, rows, count, scores);
       break;
     case 128:
-      block_scores<2>(heads, rows, next, count, ahead, scores);
+      block_scores<2>(heads, rows, count, scores);
       break;
     default:
-      block_scores<4>(heads, rows, next, count, ahead, scores);
+      block_scores<4>(heads, rows, count, scores);
   }
 }
 
@@ -116,8 +115,8 @@ void weigh(const float* weights, const float* scale, std::int64_t count, Int8Wei
     // None is negative: as whole numbers they are in order, and a NaN is the largest.
     most = _mm512_max_epu32(most, _mm512_castps_si512(scaled[v]));
   }
-  const float largest =
-      _mm_cvtss_f32(_mm_castsi128_ps(_mm_set1_epi32(static_cast<int>(_mm512_reduce_max_epu32(most)))));
+  const float largest = _mm_cvtss_f32(
+      _mm_castsi128_ps(_mm_set1_epi32(static_cast<int>(_mm512_reduce_max_epu32(most)))));
   to.step = largest / kMost;
   // Weights too small for the inverse are zero.
   const __m512 inverse = _mm512_set1_ps(largest > 1e-30F ? kMost / largest : 0.0F);
@@ -133,8 +132,8 @@ void weigh(const float* weights, const float* scale, std::int64_t count, Int8Wei
 /// kHeads heads and 64 columns. Vector v holds columns 4v … 4v + 3 of every sixteen.
 template <int kHeads>
 inline void output_tile(const Int8Weights* weights, const float* factor, const std::int8_t* rows,
-                        std::int64_t stride, std::int64_t count, float* out,
-                        std::int64_t out_stride) {
+                        std::int64_t stride, std::int64_t count, const std::int8_t* later,
+                        std::int64_t later_count, float* out, std::int64_t out_stride) {
   __m512i high[kHeads][4];
   __m512i low[kHeads][4];
 #pragma GCC unroll 3
@@ -145,6 +144,10 @@ inline void output_tile(const Int8Weights* weights, const float* factor, const s
   const std::int8_t* last = rows + (count - 1) * stride;
   for (std::int64_t k = 0; k < count; k += 4) {
     const std::int8_t* at = rows + k * stride;
+    if (k < later_count) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) prefetch(later + (k + i) * stride);
+    }
     // What is missing at the end of a block has the weight zero.
     const auto row = [&](std::int64_t i) { return bytes(k + i < count ? at + i * stride : last); };
     const __m512i a = row(0);
@@ -192,8 +195,8 @@ inline void output_tile(const Int8Weights* weights, const float* factor, const s
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) {
       float* to = out + h * out_stride + 16 * v;
-      _mm512_storeu_ps(
-          to, _mm512_fmadd_ps(step, ordered[v], _mm512_mul_ps(keep, _mm512_loadu_ps(to))));
+      _mm512_storeu_ps(to,
+                       _mm512_fmadd_ps(step, ordered[v], _mm512_mul_ps(keep, _mm512_loadu_ps(to))));
     }
   }
 }
@@ -207,7 +210,9 @@ void outputs(const RowHeads& heads, const Int8Part& rows, std::int64_t count,
         const std::int64_t head = kv * heads.heads + h;
         float* out = heads.out + head * rows.width + column;
         const auto tile = [&](auto run) {
-          run(weights + head, factor + head, from, rows.stride, count, out, rows.width);
+          run(weights + head, factor + head, from, rows.stride, count,
+              rows.later + kv * rows.width + column, h == 0 ? rows.later_count : 0, out,
+              rows.width);
         };
         switch (heads.heads - h) {
           case 1:

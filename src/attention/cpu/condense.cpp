@@ -116,8 +116,7 @@ class Batch {
   Entries members(std::int64_t j, std::int64_t kv) const {
     const std::int64_t tokens = spec_.settings.group;
     const std::int64_t row = state_.layout.group_range(j).begin - state_.dropped;
-    const CacheRows rows =
-        Cache::State::stored(state_.window, row - state_.sink.rows(), tokens);
+    const CacheRows rows = Cache::State::stored(state_.window, row - state_.sink.rows(), tokens);
     if (!state_.format.int8()) {
       Entries group = state_.view(rows);
       for (ConstTensor* part : {&group.semantic, &group.positional}) {

@@ -11,6 +11,8 @@ namespace lca::cpu {
 struct Int8Part {
   const std::int8_t* rows = nullptr;
   std::int64_t stride = 0, width = 0;
+  const std::int8_t* later = nullptr;  ///< rows to prefetch while these are read,
+  std::int64_t later_count = 0;        ///< and how many
 };
 
 /// Weights of a head's rows in 16 bits: step·(256·high + low), both without sign.
@@ -22,10 +24,8 @@ struct Int8Weights {
 
 struct Int8Kernels {
   /// scores[h·64 + k] = q[h]·row[k], without the rows' scales, for all heads of all KV heads and
-  /// `count` ≤ 64 rows; those up to the next multiple of 4 are written too. `ahead` rows further
-  /// are prefetched, and of `next` those with the number of the row.
-  void (*scores)(const RowHeads& heads, const Int8Part& rows, const Int8Part& next,
-                 std::int64_t count, std::int64_t ahead, float* scores);
+  /// `count` ≤ 64 rows; those up to the next multiple of 4 are written too.
+  void (*scores)(const RowHeads& heads, const Int8Part& rows, std::int64_t count, float* scores);
   /// weights[k]·scale[k] in 16 bits; what is beyond `count` is zero.
   void (*weigh)(const float* weights, const float* scale, std::int64_t count, Int8Weights& to);
   /// out[h] = out[h]·factor[h] + Σ_k weights[h][k]·row[k].

@@ -404,7 +404,7 @@ void AttendBlockInt8(const RowHeads& heads, const Int8Part& semantic, const Int8
       }
     }
   }
-  kernels.scores(heads, positional, semantic, count, kAhead, scores);
+  kernels.scores(heads, positional, count, scores);
   for (std::int64_t head = 0; head < all; ++head) {
     float* row = scores + head * kRowBlock;
     const float* scale = by_head + head / heads.heads * kRowBlock;
@@ -426,27 +426,37 @@ void AttendBlockInt8(const RowHeads& heads, const Int8Part& semantic, const Int8
 }
 
 /// Rows of 8 bits: multiplied as they are, or widened block by block.
-void RowsAttendInt8(const RowHeads& heads, const RowSpan& rows) {
+void RowsAttendInt8(const RowHeads& heads, const RowSpan& rows, const RowSpan* next) {
   const RowFormat& format = *rows.format;
   const CacheRows stored{static_cast<const std::byte*>(rows.semantic),
-                          static_cast<const std::byte*>(rows.positional), rows.scales, rows.count};
+                         static_cast<const std::byte*>(rows.positional), rows.scales, rows.count};
   const std::int64_t semantic_width = heads.kv_heads * heads.d_semantic;
   const std::int64_t positional_width = heads.kv_heads * heads.d_positional;
   float* wide_semantic = heads.scratch + heads.kv_heads * heads.heads * (kRowBlock + 1);
   float* wide_positional = wide_semantic + kRowBlock * semantic_width;
   const auto* semantic = static_cast<const std::int8_t*>(rows.semantic);
   const auto* positional = static_cast<const std::int8_t*>(rows.positional);
-  if (heads.q_int8 != nullptr) {
-    PrefetchLines(positional, std::min(kAhead, rows.count) * positional_width);
-  }
+  const bool next_int8 = next != nullptr && next->format != nullptr;
   for (std::int64_t first = 0; first < rows.count; first += kRowBlock) {
     const std::int64_t count = std::min(kRowBlock, rows.count - first);
     const float* bias = rows.bias == nullptr ? nullptr : rows.bias + first * rows.bias_stride;
     if (heads.q_int8 != nullptr) {
-      AttendBlockInt8(
-          heads, {semantic + first * semantic_width, semantic_width, heads.d_semantic},
-          {positional + first * positional_width, positional_width, heads.d_positional}, format,
-          rows.scales + first * format.scales(), count, bias, rows.bias_stride);
+      Int8Part values{semantic + first * semantic_width, semantic_width, heads.d_semantic};
+      Int8Part keys{positional + first * positional_width, positional_width, heads.d_positional};
+      const bool last = first + count == rows.count;
+      if (!last || next_int8) {
+        // What is read next: the next block, or the first one of the next rows.
+        keys.later = last ? static_cast<const std::int8_t*>(next->positional)
+                          : keys.rows + count * positional_width;
+        values.later = last ? static_cast<const std::int8_t*>(next->semantic)
+                            : values.rows + count * semantic_width;
+        const std::int64_t left = last ? next->count : rows.count - first - count;
+        keys.later_count = values.later_count = std::min(kRowBlock, left);
+        const float* scales = last ? next->scales : rows.scales + (first + count) * format.scales();
+        PrefetchLines(scales, keys.later_count * format.scale_bytes());
+      }
+      AttendBlockInt8(heads, values, keys, format, rows.scales + first * format.scales(), count,
+                      bias, rows.bias_stride);
       continue;
     }
     for (std::int64_t k = 0; k < count; ++k) {
@@ -482,9 +492,9 @@ Int8Query QueryQuantise(const float* HWY_RESTRICT from, std::int64_t count,
   return {to, largest > 1e-30F ? largest / kMost : largest, 128 * sum};
 }
 
-void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
+void RowsAttend(const RowHeads& heads, const RowSpan& rows, const RowSpan* next) {
   if (rows.format != nullptr) {
-    RowsAttendInt8(heads, rows);
+    RowsAttendInt8(heads, rows, next);
     return;
   }
   // Widening pays where many heads read the same rows.
@@ -571,8 +581,21 @@ void rows_begin(const RowHeads& heads) {
   std::fill_n(heads.sum, count, 0.0F);
 }
 
-void rows_attend(const RowHeads& heads, const RowSpan& rows) {
-  HWY_DYNAMIC_DISPATCH(RowsAttend)(heads, rows);
+void rows_prefetch(const RowHeads& heads, const RowSpan& rows) {
+  if (rows.format == nullptr || heads.q_int8 == nullptr) return;
+  const auto lines = [](const void* from, std::int64_t bytes) {
+    constexpr std::int64_t kLine = 64;
+    const auto* line = static_cast<const std::uint8_t*>(from);
+    for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(line + at, 0, 2);
+  };
+  const std::int64_t count = std::min(kRowBlock, rows.count);
+  lines(rows.positional, count * rows.format->positional_bytes());
+  lines(rows.scales, count * rows.format->scale_bytes());
+  lines(rows.semantic, count * rows.format->semantic_bytes());
+}
+
+void rows_attend(const RowHeads& heads, const RowSpan& rows, const RowSpan* next) {
+  HWY_DYNAMIC_DISPATCH(RowsAttend)(heads, rows, next);
 }
 
 }  // namespace lca::cpu

@@ -36,13 +36,13 @@ struct RowHeads {
   const float* q_positional = nullptr;  ///< [KV][heads][d_positional]; both times scale·log₂e
   /// The same in bfloat16 and without the factor, where `rows_run_bf16` says so; null: not.
   const std::uint16_t* q_bf16 = nullptr;
-  float q_factor = 0;        ///< scale·log₂e, for q_bf16
+  float q_factor = 0;  ///< scale·log₂e, for q_bf16
   /// Where `rows_run_int8` says so, q_positional in 16 bits as well, for rows of 8 bits; else null.
   const Int8Query* q_int8 = nullptr;  ///< [KV][heads]
-  float* out = nullptr;      ///< [KV][heads][d_semantic], not yet divided by `sum`
-  float* top = nullptr;      ///< [KV][heads], the largest score so far, in powers of two
-  float* sum = nullptr;      ///< [KV][heads]
-  float* scratch = nullptr;  ///< rows_scratch_floats(...)
+  float* out = nullptr;               ///< [KV][heads][d_semantic], not yet divided by `sum`
+  float* top = nullptr;               ///< [KV][heads], the largest score so far, in powers of two
+  float* sum = nullptr;               ///< [KV][heads]
+  float* scratch = nullptr;           ///< rows_scratch_floats(...)
 };
 
 /// Rows in the cache: row i starts i strides further, and holds one piece for each KV head.
@@ -77,7 +77,11 @@ Int8Query query_quantise(const float* from, std::int64_t count, std::int8_t* to)
 /// Empties what the heads have gathered.
 void rows_begin(const RowHeads& heads);
 
-/// Adds rows to what the heads have gathered.
-void rows_attend(const RowHeads& heads, const RowSpan& rows);
+/// Prefetches the first block of rows of 8 bits, where no earlier call did; else does nothing.
+void rows_prefetch(const RowHeads& heads, const RowSpan& rows);
+
+/// Adds rows to what the heads have gathered. `next`, where known, are those of the next call: of 8
+/// bits, they are prefetched.
+void rows_attend(const RowHeads& heads, const RowSpan& rows, const RowSpan* next = nullptr);
 
 }  // namespace lca::cpu

@@ -169,8 +169,7 @@ Entries CpuStages::project_entries(const DecoderLayer& layer, const float* norme
   calls[count++] = {&layer.v, v};
   linear_group(context_, std::span(calls).first(count), model_.product, normed, runs);
   rotate(k, rows.count, kv_heads, key_width, shape().d_rope, rows.first);
-  const StoredRows keys =
-      stored_rows(context_, dtype, k, rows.count, key_width, act_.rounded_keys);
+  const StoredRows keys = stored_rows(context_, dtype, k, rows.count, key_width, act_.rounded_keys);
   const StoredRows values =
       stored_rows(context_, dtype, v, rows.count, value_width, act_.rounded_values);
   return {values.view(rows.count, kv_heads, shape().d_value, 0, shape().d_value),
