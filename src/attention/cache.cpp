@@ -123,8 +123,8 @@ CacheRows Cache::State::stored(const EntryRows& rows, std::int64_t first, std::i
 }
 
 CacheRows Cache::State::groups_stored(std::int64_t first, std::int64_t count) const {
-  return {groups.semantic(first), groups.positional(first),
-          format.int8() ? groups.scales(first) : nullptr, count};
+  const GroupRows::Run run = groups.run(first);
+  return {run.semantic, run.positional, format.int8() ? run.scales : nullptr, count};
 }
 
 Entries Cache::State::view(const CacheRows& rows) const {

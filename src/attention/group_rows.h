@@ -51,6 +51,15 @@ class GroupRows {
   const float* scales(std::int64_t j) const { return const_cast<GroupRows*>(this)->scales(j); }
   /// How many representatives from j on lie one after another in memory.
   std::int64_t contiguous(std::int64_t j) const;
+  /// All of that at once: the page is looked up once.
+  struct Run {
+    const std::byte* semantic;
+    const std::byte* positional;
+    const float* bias;
+    const float* scales;
+    std::int64_t count;
+  };
+  Run run(std::int64_t j) const;
 
   /// Adds `count` uninitialised representatives; unchanged where memory runs out.
   void grow(std::int64_t count);

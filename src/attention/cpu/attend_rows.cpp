@@ -312,10 +312,12 @@ class Decode {
     std::int64_t at = part.begin;
     while (at < part.end) {
       const std::int64_t left = part.end - at;
-      std::int64_t count = std::min(left, state.groups.contiguous(at));
+      const GroupRows::Run run = state.groups.run(at);
+      std::int64_t count = std::min(left, run.count);
       if (count < left) count = count / kRowBlock * kRowBlock;
       if (count > 0) {
-        queue.add(heads, span(state.groups_stored(at, count), bias(state, at)));
+        const float* scales = format_.int8() ? run.scales : nullptr;
+        queue.add(heads, span({run.semantic, run.positional, scales, count}, bias(run.bias)));
       } else {
         count = std::min(left, kRowBlock);
         queue.finish();
@@ -330,7 +332,7 @@ class Decode {
                         int worker) const {
     RowSpan span = gather_rows(count, worker, format_,
                                [&](std::int64_t i) { return state.groups_stored(first + i, 1); });
-    const Bias one = bias(state, first);
+    const Bias one = bias(state.groups.run(first).bias);
     span.bias = one.first;
     span.bias_stride = one.stride;
     if (one.stride > 0) {
@@ -402,10 +404,11 @@ class Decode {
     return span(rows);
   }
 
-  Bias bias(const Cache::State& state, std::int64_t group) const {
+  /// `scored` are those of mass `score`.
+  Bias bias(const float* scored) const {
     switch (spec_.settings.mass) {
       case Mass::score:
-        return {state.groups.bias(group), shape_.kv_heads};
+        return {scored, shape_.kv_heads};
       case Mass::count:
         return {&log_group_, 0};
       case Mass::none:

@@ -20,18 +20,67 @@ inline __m512i bytes(const void* from) { return _mm512_loadu_si512(from); }
 /// Into the second-level cache: what goes to the first waits in a shorter queue.
 inline void prefetch(const std::int8_t* from) { __builtin_prefetch(from, 0, 2); }
 
-/// The sums of four vectors.
-inline __m128i sum_four(__m512i a, __m512i b, __m512i c, __m512i d) {
-  const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-  const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-  const __m512i all =
-      _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-  const __m256i half =
-      _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
-  return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+/// The sums of four vectors, in each quarter of a vector those of its quarter.
+inline __m512i sum_four(const __m512i (&v)[4]) {
+  const __m512i ab =
+      _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+  const __m512i cd =
+      _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+  return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
 
-/// One KV head's heads against 4 rows of 64·kPieces values.
+/// The quarters of four vectors added up, one vector's sum after the other.
+inline __m512i sum_quarters(const __m512i (&v)[4]) {
+  const auto pair = [](__m512i a, __m512i b) {
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
+  };
+  const __m512i ab = pair(v[0], v[1]);
+  const __m512i cd = pair(v[2], v[3]);
+  return _mm512_add_epi32(_mm512_shuffle_i32x4(ab, cd, 0x88), _mm512_shuffle_i32x4(ab, cd, 0xdd));
+}
+
+/// kHeads heads of one KV head against 4 rows of 64·kPieces values.
+template <int kHeads, int kPieces>
+inline void score_heads(const Int8Query* q, const __m512i (&row)[4][kPieces], float* scores) {
+  __m512i quarters[4];
+#pragma GCC unroll 4
+  for (int h = 0; h < 4; ++h) {
+    if (h >= kHeads) {
+      quarters[h] = _mm512_setzero_si512();
+      continue;
+    }
+    __m512i acc[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) acc[k] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int p = 0; p < kPieces; ++p) {
+      const __m512i high = bytes(q[h].high + 64 * p);
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) acc[k] = _mm512_dpbusd_epi32(acc[k], row[k][p], high);
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) acc[k] = _mm512_slli_epi32(acc[k], 8);
+#pragma GCC unroll 4
+    for (int p = 0; p < kPieces; ++p) {
+      const __m512i low = bytes(q[h].high + 64 * (kPieces + p));
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) acc[k] = _mm512_dpbusd_epi32(acc[k], row[k][p], low);
+    }
+    quarters[h] = sum_four(acc);
+  }
+  const __m512i sums = sum_quarters(quarters);
+  const auto store = [&](int h, __m128i sum) {
+    const __m128i exact = _mm_sub_epi32(sum, _mm_set1_epi32(q[h].excess));
+    _mm_storeu_ps(scores + h * kRowBlock,
+                  _mm_mul_ps(_mm_cvtepi32_ps(exact), _mm_set1_ps(q[h].step)));
+  };
+  store(0, _mm512_castsi512_si128(sums));
+  if constexpr (kHeads > 1) store(1, _mm512_extracti32x4_epi32(sums, 1));
+  if constexpr (kHeads > 2) store(2, _mm512_extracti32x4_epi32(sums, 2));
+  if constexpr (kHeads > 3) store(3, _mm512_extracti32x4_epi32(sums, 3));
+}
+
+/// One KV head's heads against 4 rows.
 template <int kPieces>
 inline void score_rows(const Int8Query* q, std::int64_t heads, const std::int8_t* const (&rows)[4],
                        float* scores) {
@@ -44,27 +93,20 @@ inline void score_rows(const Int8Query* q, std::int64_t heads, const std::int8_t
       row[k][p] = _mm512_xor_si512(bytes(rows[k] + 64 * p), sign);
     }
   }
-  for (std::int64_t h = 0; h < heads; ++h, ++q, scores += kRowBlock) {
-    __m512i acc[4];
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) acc[k] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int p = 0; p < kPieces; ++p) {
-      const __m512i high = bytes(q->high + 64 * p);
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) acc[k] = _mm512_dpbusd_epi32(acc[k], row[k][p], high);
+  for (std::int64_t h = 0; h < heads; h += 4, q += 4, scores += 4 * kRowBlock) {
+    switch (heads - h) {
+      case 1:
+        score_heads<1, kPieces>(q, row, scores);
+        break;
+      case 2:
+        score_heads<2, kPieces>(q, row, scores);
+        break;
+      case 3:
+        score_heads<3, kPieces>(q, row, scores);
+        break;
+      default:
+        score_heads<4, kPieces>(q, row, scores);
     }
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) acc[k] = _mm512_slli_epi32(acc[k], 8);
-#pragma GCC unroll 4
-    for (int p = 0; p < kPieces; ++p) {
-      const __m512i low = bytes(q->high + 64 * (kPieces + p));
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) acc[k] = _mm512_dpbusd_epi32(acc[k], row[k][p], low);
-    }
-    const __m128i sum =
-        _mm_sub_epi32(sum_four(acc[0], acc[1], acc[2], acc[3]), _mm_set1_epi32(q->excess));
-    _mm_storeu_ps(scores, _mm_mul_ps(_mm_cvtepi32_ps(sum), _mm_set1_ps(q->step)));
   }
 }
 
