@@ -10,11 +10,13 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(lca_avx512 "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq")
   set_source_files_properties("${lca_src}/attention/cpu/avx512bf16.cpp" PROPERTIES COMPILE_OPTIONS
     "${lca_avx512};-mavx512bf16;${lca_intrinsics}")
+  set_source_files_properties("${lca_src}/attention/cpu/avx512int8.cpp" PROPERTIES COMPILE_OPTIONS
+    "${lca_avx512};-mavx512vnni;-mfma;${lca_intrinsics}")
   set_source_files_properties("${lca_src}/ops/cpu/avx512vnni.cpp" PROPERTIES COMPILE_OPTIONS
     "${lca_avx512};-mavx512vnni;-mfma;-mf16c;${lca_intrinsics}")
   set_source_files_properties("${lca_src}/ops/cpu/avx2.cpp" PROPERTIES COMPILE_OPTIONS
     "-mavx2;-mfma;-mf16c;${lca_intrinsics}")
-  set(lca_newer_sources avx2.cpp avx512bf16.cpp avx512vnni.cpp)
+  set(lca_newer_sources avx2.cpp avx512bf16.cpp avx512int8.cpp avx512vnni.cpp)
   set(lca_foreign "neon")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set_source_files_properties("${lca_src}/ops/cpu/neon_dotprod.cpp" PROPERTIES COMPILE_OPTIONS

@@ -198,6 +198,8 @@ void run(const BenchModelFlags& flags) {
 
   const std::string method = method_name(options.settings);
   const std::string_view precision = precision_name(info.precision);
+  const std::string_view cache =
+      info.cache == CacheStorage::int8 ? "int8" : dtype_name(model->cache_dtype());
   if (!flags.json) {
     const std::string where =
         on_gpu ? fmt::format("{} ({}; cuBLAS sustains {} TFLOP/s)", info.device,
@@ -206,8 +208,9 @@ void run(const BenchModelFlags& flags) {
                : fmt::format("{} threads, {}", threads, machine_text());
     const std::string adapter =
         info.adapter.empty() ? "" : ", adapter " + path_printable(info.adapter);
-    print(fmt::format("{}{}, {}, {}, {}\n{}\n{}", path_printable(info.path), adapter, method,
-                      precision, where, settings_line(options.settings), table_text(report)));
+    print(fmt::format("{}{}, {}, {}, cache {}, {}\n{}\n{}", path_printable(info.path), adapter,
+                      method, precision, cache, where, settings_line(options.settings),
+                      table_text(report)));
     return;
   }
   Json prefill = Json::array();
@@ -230,6 +233,7 @@ void run(const BenchModelFlags& flags) {
                {"date", date_text()},
                {"threads", threads},
                {"precision", precision},
+               {"cache", cache},
                {"settings", settings_json(options.settings)},
                {"generate", wanted.generate},
                {"repeat", wanted.repeat},

@@ -76,7 +76,8 @@ nlohmann::ordered_json run_fingerprint(std::string_view command, const Model& mo
           {"settings", settings_json(options.settings)},
           {"precision", kPrecisionNames[static_cast<std::size_t>(info.precision)]},
           {"weights", static_cast<int>(info.weights)},
-          {"groups", static_cast<int>(info.groups)}};
+          {"groups", static_cast<int>(info.groups)},
+          {"cache", static_cast<int>(info.cache)}};
 }
 
 std::string texts_fingerprint(std::span<const TextsFlag::Text> texts) {

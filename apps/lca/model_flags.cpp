@@ -69,6 +69,17 @@ WeightPacking WeightsFlag::read() const {
   return static_cast<WeightPacking>(choice_parse("--weights", flag_.text, kNames));
 }
 
+void CacheFlag::add(CLI::App& app) {
+  flag_.add(app, "--cache", "bf16|int8",
+            "cpu: store the cache in 8 bits, all but the sink; bf16: in the type of --precision",
+            "bf16");
+}
+
+CacheStorage CacheFlag::read() const {
+  static constexpr std::string_view kNames[] = {"bf16", "int8"};
+  return static_cast<CacheStorage>(choice_parse("--cache", flag_.text, kNames));
+}
+
 void ModelFlags::add(CLI::App& app, const std::string& precision) {
   model_.add(app);
   add_common(app, precision, KnobFlags::MethodFlag::yes);
@@ -97,6 +108,7 @@ void ModelFlags::add_common(CLI::App& app, const std::string& precision,
   chunk_.add(app, "--chunk", "N", "tokens of a prompt per chunk; tuned unless given");
   where_.add(app, "auto");
   groups_.add(app, "--groups", "bf16|fp8|int8", "cuda: how representatives are stored", "bf16");
+  cache_.add(app);
   common_.add(app);
   knobs_.add(app, method_flag, KnobFlags::ScaleFlag::no);
 }
@@ -110,6 +122,7 @@ void ModelFlags::check() const {
   knobs_.apply(Settings{});
   where_.apply();
   groups();
+  cache_.read();
   if (!random_.given()) {
     if (skew_.given()) fail_input("--skew is for random weights; add --random, or leave it out");
     return;
@@ -152,6 +165,7 @@ std::shared_ptr<const Model> ModelFlags::load_with(const std::string& adapter) c
     options.path = path().string();
   }
   options.groups = groups();
+  options.cache = cache_.read();
   options.adapter = adapter;
   options.precision = precision();
   options.weights = weights_.read();

@@ -65,6 +65,17 @@ class WeightsFlag {
   TextFlag flag_;
 };
 
+/// `--cache`, for the same commands.
+class CacheFlag {
+ public:
+  void add(CLI::App& app);
+  bool given() const { return flag_.given(); }
+  CacheStorage read() const;
+
+ private:
+  TextFlag flag_;
+};
+
 /// MODEL, `--adapter` and every knob: what decides the settings of each layer (mechanism §6).
 class ModelFlags {
  public:
@@ -103,6 +114,7 @@ class ModelFlags {
   CommonFlags common_;
   KnobFlags knobs_;
   WeightsFlag weights_;
+  CacheFlag cache_;
   WhereFlags where_;
   AdapterFlag adapter_;
   TextFlag precision_, chunk_, groups_, random_, skew_;

@@ -39,7 +39,7 @@ constexpr const char* kPlanExamples =
     "\n"
     "Examples:\n"
     "  lca plan smollm2 --length 128K\n"
-    "  lca plan smollm2 --sessions 200 --length 32K\n"
+    "  lca plan smollm2 --sessions 200 --length 32K --cache int8\n"
     "  lca plan --shape deepseek-v2-lite --length 128K\n"
     "  lca plan --shape qwen-7b --length 1M --budget 24GiB --group 32\n"
     "  lca plan --shape minicpm3 --length 64K --preset paper --json\n"
@@ -50,6 +50,7 @@ struct PlanFlags {
   CommonFlags common;
   KnobFlags knobs;
   WeightsFlag packing;
+  CacheFlag cache;
   AdapterFlag adapter;
   TextFlag shape, length, budget, dtype, chunk, device, groups, sessions;
   bool json = false;
@@ -69,6 +70,11 @@ struct Plan {
 
 std::string chosen_name(const Plan& plan) {
   return std::string(method_for(plan.subject.layers.front().settings.method).name());
+}
+
+/// What the cache stores.
+std::string storage_text(const LayerSpec& layer) {
+  return layer.storage == CacheStorage::int8 ? "int8" : dtype_name(layer.dtype);
 }
 
 /// The rows about the length the model was trained for.
@@ -125,8 +131,8 @@ void print_table(const Plan& plan) {
   print(fmt::format("{}: {} layers, {}{} tokens, {}, {} threads\n{}{}\n{}\n{}",
                     path_printable(subject.name), subject.layers.size(),
                     plan.sessions == 1 ? "" : fmt::format("{} sessions of ", plan.sessions),
-                    length_text(plan.length), dtype_name(subject.layers.front().dtype),
-                    plan.threads, adapter, settings_line(settings),
+                    length_text(plan.length), storage_text(subject.layers.front()), plan.threads,
+                    adapter, settings_line(settings),
                     subject.context > 0 ? trained_text(subject.context, settings) + "\n" : "",
                     table.text()));
 }
@@ -166,6 +172,7 @@ void print_plan_json(const Plan& plan) {
   json["length"] = plan.length;
   json["sessions"] = plan.sessions;
   json["dtype"] = dtype_name(subject.layers.front().dtype);
+  json["cache"] = storage_text(subject.layers.front());
   json["threads"] = plan.threads;
   json["chunk"] = plan.chunk;
   json["settings"] = settings_json(subject.settings());
@@ -219,6 +226,9 @@ void run_cuda(const PlanFlags& flags, int device, const PlanSubject& subject, st
     fail_incompatible("--dtype {}: the GPU computes in bf16", flags.dtype.text);
   }
   if (flags.packing.given()) fail_input("--weights is for the CPU; a GPU has them in bf16");
+  if (flags.cache.read() != CacheStorage::plain) {
+    fail_input("--cache int8 is for the CPU; on a GPU use --groups int8");
+  }
   CudaPlanAsked asked;
   asked.name = subject.name;
   asked.path = subject.path;
@@ -252,8 +262,9 @@ void run(const PlanFlags& flags) {
   const std::int64_t sessions = count_parse("--sessions", flags.sessions.text, 1, kMostSessions);
   const std::int64_t budget = flags.budget.given() ? size_parse("--budget", flags.budget.text) : 0;
   const int threads = Context(flags.common.threads()).threads();
-  const PlanSubject subject =
+  PlanSubject subject =
       flags.model.given() ? model_subject(flags, dtype) : shape_subject(flags, dtype);
+  for (LayerSpec& layer : subject.layers) layer.storage = flags.cache.read();
   if (gpu) {
     run_cuda(flags, *gpu, subject, length, budget);
     return;
@@ -296,6 +307,7 @@ Command plan_command(CLI::App& parent) {
   flags->shape.add(*app, "--shape", shape_names(), "a published model's attention instead");
   flags->adapter.add(*app, "count this adapter and use its settings");
   flags->packing.add(*app);
+  flags->cache.add(*app);
   flags->length.add(*app, "--length", "N", "tokens of context", "128K");
   flags->budget.add(*app, "--budget", "SIZE",
                     "memory available; prints the longest context that fits");

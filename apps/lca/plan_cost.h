@@ -2,6 +2,7 @@
 /// What sessions take of a computer's memory: the arithmetic of `lca plan`.
 
 #include "attention/layout.h"
+#include "attention/row_format.h"
 #include "attention/trained_length.h"
 #include "workload.h"
 
@@ -144,13 +145,12 @@ class Planner {
     // `prompt` mode cannot run chunk by chunk: a layer takes the whole prompt before it condenses.
     const std::int64_t run = whole_prompt ? length : std::min(chunk_, length);
     const auto value_bytes = static_cast<std::int64_t>(dtype_bytes(spec.dtype));
-    const std::int64_t entry_bytes = spec.shape.entry_values() * value_bytes;
     PlanCost cost;
     cost.entries = layout.entries(length);
     cost.cache = static_cast<std::int64_t>(cache_bytes(spec, length));
     cost.workspace =
         static_cast<std::int64_t>(attention_workspace_bytes(spec, length, run, threads_)) +
-        std::min(run, layout.dropped(length)) * entry_bytes;
+        std::min(run, layout.dropped(length)) * RowFormat::of(spec).bytes();
     cost.hidden = whole_prompt ? length * hidden_ * value_bytes : 0;
     return cost;
   }

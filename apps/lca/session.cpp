@@ -80,7 +80,7 @@ Json session_json(const std::string& path, const Summed& sum) {
             {"vocabulary", head.vocabulary},
             {"weights", head.weights},
             {"precision", precision_name(head.precision)},
-            {"cache_type", dtype_name(head.dtype)},
+            {"cache_type", head.storage == CacheStorage::int8 ? "int8" : dtype_name(head.dtype)},
             {"device", head.device},
             {"fingerprint", head.fingerprint}}},
           {"settings", settings_json(head.settings)}};

@@ -18,9 +18,10 @@ namespace lca {
 struct LayerSpec {
   AttentionShape shape;
   Settings settings;
-  DType dtype = DType::f32;  ///< what the cache stores
+  DType dtype = DType::f32;  ///< what the cache stores, but for rows of 8 bits
   double scale = 0;          ///< softmax scale; 0 means shape.default_scale()
   Rotation rotation = {};    ///< needed where settings.positions is `entry`, else unused
+  CacheStorage storage = CacheStorage::plain;
 
   /// Throws Error where shape, settings or scale are out of range.
   void validate() const;
@@ -60,7 +61,8 @@ struct Queries {
 };
 
 /// Receives the exact entries of a group at the moment it is condensed, for methods that recall
-/// groups later. Rows are in the cache's dtype.
+/// groups later. Rows are in the cache's dtype; those of 8 bits as the float32 values they stand
+/// for.
 class Archive {
  public:
   virtual ~Archive() = default;
@@ -106,7 +108,8 @@ class Cache {
   /// archive must outlive the cache or be replaced; copies and loaded caches start without one.
   void set_archive(Archive* archive);
 
-  /// Representative j, as views: semantic [1,KV,d_semantic], positional [1,KV,d_positional].
+  /// Representative j, as views: semantic [1,KV,d_semantic], positional [1,KV,d_positional]. Of 8
+  /// bits, the float32 values it stands for, valid until this thread's next call.
   Entries representative(std::int64_t j) const;
   /// The logit bias of representative j for KV head `kv`: 0, log g or b_j.
   float bias(std::int64_t j, std::int64_t kv) const;

@@ -44,6 +44,7 @@ struct ModelOptions {
   Precision precision = Precision::automatic;
   WeightPacking weights = WeightPacking::keep;
   GroupStorage groups = GroupStorage::bf16;  ///< other than bf16: on a GPU only
+  CacheStorage cache = CacheStorage::plain;  ///< other than plain: on the CPU only
   /// Told how much is done, 0 … 1; what it throws ends the loading.
   std::function<void(double)> progress;
 };
@@ -66,6 +67,7 @@ struct ModelInfo {
   Precision precision = Precision::f32;  ///< what `automatic` became
   WeightPacking weights = WeightPacking::keep;
   GroupStorage groups = GroupStorage::bf16;
+  CacheStorage cache = CacheStorage::plain;
   bool trained = false;        ///< it, or its adapter, was fine-tuned for its `settings`
   std::string device = "cpu";  ///< where it runs: "cpu", "cuda:0", …
   std::vector<std::int32_t> end_tokens;
@@ -92,7 +94,7 @@ class Model {
   const std::vector<std::int32_t>& end_tokens() const;
   /// What it holds: its weights.
   Memory memory() const;
-  /// The type its caches store: bf16 or f32, after the precision.
+  /// The type its caches store, but for rows of 8 bits: bf16 or f32, after the precision.
   DType cache_dtype() const;
   /// 32 hexadecimal digits that tell checkpoints and their adapters apart: configuration, every
   /// tensor's name, shape, type and samples of its bytes; not where the files lie, nor how they are

@@ -18,6 +18,10 @@ enum class Positions : std::uint8_t { token = 0, entry = 1 };
 /// How a GPU stores representatives: as they are, or in 8 bits with scales (mechanism §7).
 enum class GroupStorage : std::uint8_t { bf16 = 0, fp8 = 1, int8 = 2 };
 
+/// How a CPU stores cache rows: in the cache's dtype, or in 8 bits with scales, all but the sink
+/// (mechanism §7).
+enum class CacheStorage : std::uint8_t { plain = 0, int8 = 1 };
+
 /// Settings of one attention layer (mechanism §2–§6, §10).
 struct Settings {
   MethodKind method = MethodKind::lca;

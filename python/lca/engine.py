@@ -100,13 +100,14 @@ class Engine:
     one that comes with the name, with method lca (``info["adapter"]`` says which is on). Knobs: `preset` and the
     settings of attention (group=8, semantic_pool="select", …; a list gives one value per layer), which change those
     the checkpoint carries; `threads`, `precision` ("auto", "f32", "bf16"), `weights` ("keep", "q8_0", "q4_0"),
-    `groups` ("bf16", "fp8", "int8": on a GPU), `chunk` (tokens of a prompt that pass the model together),
-    `progress` (called with 0 … 1 while the model is loaded).
+    `groups` ("bf16", "fp8", "int8": on a GPU), `cache` ("bf16", "int8": on the CPU), `chunk` (tokens of a prompt that
+    pass the model together), `progress` (called with 0 … 1 while the model is loaded).
     """
 
     def __init__(self, path: str | os.PathLike, device: str = "auto", adapter: str | os.PathLike | None = None, *,
                  preset: str = "", threads: int = 0, precision: str = "auto", weights: str = "keep",
-                 groups: str = "bf16", chunk: int = 0, progress: Callable[[float], Any] | None = None, **settings):
+                 groups: str = "bf16", cache: str = "bf16", chunk: int = 0,
+                 progress: Callable[[float], Any] | None = None, **settings):
         known = _lca.setting_names()
         for name in settings:
             if name not in known:
@@ -115,7 +116,7 @@ class Engine:
             adapter = model_adapter(path) if _all_lca(settings.get("method", "lca")) else ""
         folder = os.fspath(adapter)
         self._model = _lca.model_load(model_path(path), device, "" if folder == "none" else folder, threads, precision,
-                                      weights, groups, progress)
+                                      weights, groups, cache, progress)
         self._context = _lca.Context(threads)
         self._preset, self._settings, self._chunk = preset, settings, chunk
         self.session()  # wrong settings are refused here rather than later

@@ -29,11 +29,13 @@ std::size_t choice(const char* what, const std::array<const char*, Count>& names
 constexpr std::array<const char*, 3> kPrecisions = {"auto", "f32", "bf16"};
 constexpr std::array<const char*, 3> kPackings = {"keep", "q8_0", "q4_0"};
 constexpr std::array<const char*, 3> kGroups = {"bf16", "fp8", "int8"};
+constexpr std::array<const char*, 2> kCaches = {"bf16", "int8"};
 
 std::shared_ptr<Model> model_load(const std::string& path, const std::string& device,
                                   const std::string& adapter, int threads,
                                   const std::string& precision, const std::string& weights,
-                                  const std::string& groups, const nb::object& progress) {
+                                  const std::string& groups, const std::string& cache,
+                                  const nb::object& progress) {
   ModelOptions options;
   options.path = path;
   options.device = device;
@@ -42,6 +44,7 @@ std::shared_ptr<Model> model_load(const std::string& path, const std::string& de
   options.precision = static_cast<Precision>(choice("precision", kPrecisions, precision));
   options.weights = static_cast<WeightPacking>(choice("weights", kPackings, weights));
   options.groups = static_cast<GroupStorage>(choice("groups", kGroups, groups));
+  options.cache = static_cast<CacheStorage>(choice("cache", kCaches, cache));
   const PyCallback report(progress);
   auto model = run_interruptible([&](const std::stop_token& stop) {
     options.progress = [&](double share) {
@@ -69,6 +72,7 @@ nb::dict model_info(const Model& model) {
   facts["adapter_bytes"] = info.adapter_bytes;
   facts["precision"] = kPrecisions[static_cast<std::size_t>(info.precision)];
   facts["weights"] = kPackings[static_cast<std::size_t>(info.weights)];
+  facts["cache"] = kCaches[static_cast<std::size_t>(info.cache)];
   facts["trained"] = info.trained;
   facts["device"] = info.device;
   return facts;
@@ -191,7 +195,7 @@ void model_bind(nb::module_& module) {
       .def("chat_lead", [](const Model& model) { return std::string(model.chat().reply_lead()); });
   module.def("model_load", &model_load, nb::arg("path"), nb::arg("device"), nb::arg("adapter"),
              nb::arg("threads"), nb::arg("precision"), nb::arg("weights"), nb::arg("groups"),
-             nb::arg("progress").none());
+             nb::arg("cache"), nb::arg("progress").none());
 }
 
 }  // namespace lca::python

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attention/cache_state.h"
+#include "attention/cpu/vector.h"
 #include "attention/rotate.h"
 #include "attention/settings_kind.h"
 #include "core/bf16.h"
@@ -36,17 +37,24 @@ void convert_row(const ConstTensor& from, std::int64_t i, DType to_dtype, std::b
   }
 }
 
-std::int64_t row_bytes(const LayerSpec& spec, std::int64_t width) {
-  return spec.shape.kv_heads * width * static_cast<std::int64_t>(dtype_bytes(spec.dtype));
+/// Writes row i of the entries into the parts of a row of 8 bits.
+void quantise_row(const RowFormat& format, const Entries& from, std::int64_t i, std::byte* semantic,
+                  std::byte* positional, float* scales) {
+  thread_local std::vector<float> wide;  // kept from call to call
+  const auto values = [&](const ConstTensor& part, std::int64_t kv) {
+    wide.resize(static_cast<std::size_t>(part.shape[2]));
+    cpu::vector_widen(part.row(i, kv), part.dtype, part.shape[2], wide.data());
+    return wide.data();
+  };
+  for (std::int64_t kv = 0; kv < from.semantic.shape[1]; ++kv) {
+    format.semantic_write(kv, values(from.semantic, kv), semantic, scales);
+    format.positional_write(kv, values(from.positional, kv), positional, scales);
+  }
 }
 
-EntryRows entry_rows(const LayerSpec& spec) {
-  return {RowBuffer(row_bytes(spec, spec.shape.d_semantic())),
-          RowBuffer(row_bytes(spec, spec.shape.d_positional()))};
-}
-
-EntryRows clone_rows(const EntryRows& rows) {
-  return {rows.semantic.clone(), rows.positional.clone()};
+EntryRows entry_rows(const RowFormat& format) {
+  return {RowBuffer(format.semantic_bytes()), RowBuffer(format.positional_bytes()),
+          RowBuffer(format.scale_bytes())};
 }
 
 bool stores_bias(const LayerSpec& spec) {
@@ -54,9 +62,11 @@ bool stores_bias(const LayerSpec& spec) {
 }
 
 GroupRowBytes group_bytes(const LayerSpec& spec) {
+  const RowFormat format = RowFormat::of(spec);
   GroupRowBytes bytes;
-  bytes.semantic = row_bytes(spec, spec.shape.d_semantic());
-  bytes.positional = row_bytes(spec, spec.shape.d_positional());
+  bytes.semantic = format.semantic_bytes();
+  bytes.positional = format.positional_bytes();
+  bytes.scales = format.scale_bytes();
   if (stores_bias(spec)) {
     bytes.bias = spec.shape.kv_heads * static_cast<std::int64_t>(sizeof(float));
   }
@@ -72,6 +82,7 @@ void LayerSpec::validate() const {
     fail_input("scale is {}; it takes a finite number above 0", scale);
   }
   if (dtype != DType::f32 && dtype != DType::bf16) fail_input("a cache stores f32 or bf16");
+  if (storage > CacheStorage::int8) fail_input("a cache stores rows plainly or in int8");
   if (settings.positions == Positions::token) return;
   const auto pairs = static_cast<std::int64_t>(rotation.frequencies.size());
   if (pairs < 1 || 2 * pairs > shape.d_positional()) {
@@ -85,46 +96,58 @@ void LayerSpec::validate() const {
 
 std::size_t cache_bytes(const LayerSpec& spec, std::int64_t length) {
   const Layout layout(spec.settings);
-  const auto entry = static_cast<std::size_t>(spec.shape.entry_values()) * dtype_bytes(spec.dtype);
-  const auto groups = static_cast<std::size_t>(layout.groups(length));
-  const auto exact = static_cast<std::size_t>(length - layout.dropped(length));
-  const std::size_t bias =
-      stores_bias(spec) ? sizeof(float) * static_cast<std::size_t>(spec.shape.kv_heads) : 0;
-  return groups * (entry + bias) + exact * entry;
+  const std::int64_t sink = std::min(length, layout.sink);
+  const std::int64_t window = length - layout.dropped(length) - sink;
+  return static_cast<std::size_t>(layout.groups(length) * group_bytes(spec).total() +
+                                  sink * RowFormat::plain(spec).bytes() +
+                                  window * RowFormat::of(spec).bytes());
 }
 
 Cache::State::State(const LayerSpec& layer)
     : spec(layer),
       layout(layer.settings),
+      format(RowFormat::of(layer)),
       rotation_steps(layer.settings.positions == Positions::entry
                          ? lca::rotation_steps(layer.rotation)
                          : std::vector<std::uint64_t>()),
       groups(group_bytes(layer)),
-      sink(entry_rows(layer)),
-      window(entry_rows(layer)),
+      sink(entry_rows(RowFormat::plain(layer))),
+      window(entry_rows(format)),
       queries(layer.shape.heads * layer.shape.d_score() *
               static_cast<std::int64_t>(sizeof(float))) {}
 
-Entries Cache::State::view(const EntryRows& rows, std::int64_t first, std::int64_t count) const {
-  const AttentionShape& shape = spec.shape;
-  return {ConstTensor(rows.semantic.row(first), spec.dtype,
-                      {count, shape.kv_heads, shape.d_semantic()}),
-          ConstTensor(rows.positional.row(first), spec.dtype,
-                      {count, shape.kv_heads, shape.d_positional()})};
+CacheRows Cache::State::stored(const EntryRows& rows, std::int64_t first, std::int64_t count) {
+  const bool scaled = rows.scales.row_bytes() > 0;
+  return {rows.semantic.row(first), rows.positional.row(first),
+          scaled ? reinterpret_cast<const float*>(rows.scales.row(first)) : nullptr, count};
 }
 
-Entries Cache::State::groups_view(std::int64_t first, std::int64_t count) const {
+CacheRows Cache::State::groups_stored(std::int64_t first, std::int64_t count) const {
+  const GroupRows::Run run = groups.run(first);
+  return {run.semantic, run.positional, format.int8() ? run.scales : nullptr, count};
+}
+
+Entries Cache::State::view(const CacheRows& rows) const {
   const AttentionShape& shape = spec.shape;
   return {
-      ConstTensor(groups.semantic(first), spec.dtype, {count, shape.kv_heads, shape.d_semantic()}),
-      ConstTensor(groups.positional(first), spec.dtype,
-                  {count, shape.kv_heads, shape.d_positional()})};
+      ConstTensor(rows.semantic, spec.dtype, {rows.count, shape.kv_heads, shape.d_semantic()}),
+      ConstTensor(rows.positional, spec.dtype, {rows.count, shape.kv_heads, shape.d_positional()})};
 }
 
-std::optional<Entries> Cache::State::rows_at(std::int64_t first, std::int64_t count) const {
-  if (first + count <= sink.rows()) return view(sink, first, count);
-  if (first >= sink.rows()) return view(window, first - sink.rows(), count);
-  return std::nullopt;
+Entries Cache::State::values(const CacheRows& rows, std::vector<float>& values) const {
+  if (rows.scales == nullptr) return view(rows);
+  const AttentionShape& shape = spec.shape;
+  const std::int64_t semantic = shape.kv_heads * shape.d_semantic();
+  const std::int64_t positional = shape.kv_heads * shape.d_positional();
+  values.resize(static_cast<std::size_t>(rows.count * (semantic + positional)));
+  float* first = values.data();
+  float* second = first + rows.count * semantic;
+  for (std::int64_t i = 0; i < rows.count; ++i) {
+    format.semantic_read(rows, i, first + i * semantic);
+    format.positional_read(rows, i, second + i * positional);
+  }
+  return {ConstTensor(first, DType::f32, {rows.count, shape.kv_heads, shape.d_semantic()}),
+          ConstTensor(second, DType::f32, {rows.count, shape.kv_heads, shape.d_positional()})};
 }
 
 void Cache::State::append(ThreadPool& pool, const Entries& entries) {
@@ -146,9 +169,29 @@ void Cache::State::append(ThreadPool& pool, const Entries& entries) {
     fill(sink.semantic, entries.semantic.slice(0, to_sink), 0);
     fill(sink.positional, entries.positional.slice(0, to_sink), 0);
   }
-  fill(window.semantic, entries.semantic, to_sink);
-  fill(window.positional, entries.positional, to_sink);
+  if (format.int8()) {
+    append_int8(pool, entries, to_sink);
+  } else {
+    fill(window.semantic, entries.semantic, to_sink);
+    fill(window.positional, entries.positional, to_sink);
+  }
   length += count;
+}
+
+void Cache::State::append_int8(ThreadPool& pool, const Entries& entries, std::int64_t first) {
+  const std::int64_t some = entries.semantic.shape[0] - first;
+  if (some <= 0) return;
+  std::byte* semantic = window.semantic.grow(some);
+  std::byte* positional = window.positional.grow(some);
+  auto* scales = reinterpret_cast<float*>(window.scales.grow(some));
+  constexpr std::int64_t kPiece = 128;
+  pool.run((some + kPiece - 1) / kPiece, [&](std::int64_t piece, int) {
+    const std::int64_t end = std::min(some, (piece + 1) * kPiece);
+    for (std::int64_t i = piece * kPiece; i < end; ++i) {
+      quantise_row(format, entries, first + i, semantic + i * format.semantic_bytes(),
+                   positional + i * format.positional_bytes(), scales + i * format.scales());
+    }
+  });
 }
 
 void Cache::State::append_queries(const Queries& run) {
@@ -180,10 +223,8 @@ void Cache::State::append_queries(const Queries& run) {
 void Cache::State::drop(std::int64_t total) {
   const std::int64_t more = total - dropped;
   if (more <= 0 || holds_front()) return;
-  window.semantic.drop_front(more);
-  window.positional.drop_front(more);
-  window.semantic.shrink();
-  window.positional.shrink();
+  window.drop_front(more);
+  for (RowBuffer* part : window.parts()) part->shrink();
   dropped = total;
 }
 
@@ -194,7 +235,7 @@ void Cache::State::step_begin(bool staged) {
   // Dense attention drops nothing: its rows need no copy.
   staged_ = staged && layout.method != MethodKind::dense;
   if (staged_) {
-    EntryRows window_copy = clone_rows(window);
+    EntryRows window_copy = window.clone();
     RowBuffer queries_copy = queries.clone();
     kept_window_ = std::exchange(window, std::move(window_copy));
     kept_queries_ = std::exchange(queries, std::move(queries_copy));
@@ -205,7 +246,7 @@ void Cache::State::step_begin(bool staged) {
 void Cache::State::step_commit() noexcept {
   if (!before_) return;
   before_.reset();
-  kept_window_ = EntryRows{RowBuffer(), RowBuffer()};
+  kept_window_ = {};
   kept_queries_ = RowBuffer();
   drop(layout.dropped(length));
   if (queries.rows() > queries_kept()) queries.drop_front(queries.rows() - queries_kept());
@@ -216,7 +257,7 @@ void Cache::State::step_rollback() noexcept {
   const Before before = *before_;
   before_.reset();
   if (staged_) {
-    window = std::exchange(kept_window_, EntryRows{RowBuffer(), RowBuffer()});
+    window = std::exchange(kept_window_, {});
     queries = std::exchange(kept_queries_, RowBuffer());
   }
   const auto all = buffers();
@@ -260,8 +301,8 @@ Cache Cache::clone() const {
   copy->prompt_open = state_->prompt_open;
   copy->dropped = state_->dropped;
   copy->groups = state_->groups.share(state_->groups.rows());
-  copy->sink = clone_rows(state_->sink);
-  copy->window = clone_rows(state_->window);
+  copy->sink = state_->sink.clone();
+  copy->window = state_->window.clone();
   copy->queries = state_->queries.clone();
   return Cache(std::move(copy));
 }
@@ -296,10 +337,8 @@ void Cache::truncate(std::int64_t length) {
   }
   const std::int64_t from_window = std::min(s.window.rows(), s.length - length);
   const std::int64_t from_sink = s.length - length - from_window;
-  s.window.semantic.drop_back(from_window);
-  s.window.positional.drop_back(from_window);
-  s.sink.semantic.drop_back(from_sink);
-  s.sink.positional.drop_back(from_sink);
+  s.window.drop_back(from_window);
+  s.sink.drop_back(from_sink);
   s.queries.drop_back(std::min(s.queries.rows(), s.length - length));
   s.length = length;
 }
@@ -307,7 +346,8 @@ void Cache::truncate(std::int64_t length) {
 Entries Cache::representative(std::int64_t j) const {
   if (j < 0 || j >= groups())
     fail_input("the cache has {} representatives, none is {}", groups(), j);
-  return state_->groups_view(j, 1);
+  thread_local std::vector<float> values;
+  return state_->values(state_->groups_stored(j, 1), values);
 }
 
 float Cache::bias(std::int64_t j, std::int64_t kv) const {
@@ -332,22 +372,34 @@ Cache cache_converted(const Cache& cache, DType dtype) {
   to.prompt_open = from.prompt_open;
   to.dropped = from.dropped;
   to.queries = from.queries.clone();
-  const auto copy = [&](const Entries& row, std::byte* semantic, std::byte* positional) {
-    convert_row(row.semantic, 0, dtype, semantic);
-    convert_row(row.positional, 0, dtype, positional);
+  const auto copy = [&](const CacheRows& row, std::byte* semantic, std::byte* positional) {
+    const Entries plain = from.view(row);
+    if (row.scales == nullptr) {
+      convert_row(plain.semantic, 0, dtype, semantic);
+    } else {
+      std::memcpy(semantic, row.semantic, static_cast<std::size_t>(to.format.semantic_bytes()));
+    }
+    if (row.scales == nullptr || !to.format.int8_positional()) {
+      convert_row(plain.positional, 0, dtype, positional);
+    } else {
+      std::memcpy(positional, row.positional,
+                  static_cast<std::size_t>(to.format.positional_bytes()));
+    }
   };
   const auto copy_rows = [&](const EntryRows& rows, EntryRows& out) {
+    out.scales = rows.scales.clone();
     for (std::int64_t i = 0; i < rows.rows(); ++i) {
       std::byte* semantic = out.semantic.grow(1);
-      copy(from.view(rows, i, 1), semantic, out.positional.grow(1));
+      copy(Cache::State::stored(rows, i, 1), semantic, out.positional.grow(1));
     }
   };
   copy_rows(from.sink, to.sink);
   copy_rows(from.window, to.window);
   to.groups.grow(from.groups.rows());
   for (std::int64_t j = 0; j < from.groups.rows(); ++j) {
-    copy(from.groups_view(j, 1), to.groups.semantic(j), to.groups.positional(j));
+    copy(from.groups_stored(j, 1), to.groups.semantic(j), to.groups.positional(j));
     if (stores_bias(spec)) std::copy_n(from.groups.bias(j), spec.shape.kv_heads, to.groups.bias(j));
+    std::copy_n(from.groups.scales(j), to.format.scales(), to.groups.scales(j));
   }
   return converted;
 }
@@ -355,8 +407,7 @@ Cache cache_converted(const Cache& cache, DType dtype) {
 void cache_poison_spare(Cache& cache) {
   Cache::State& s = cache.state();
   for (EntryRows* rows : {&s.sink, &s.window}) {
-    rows->semantic.poison_spare();
-    rows->positional.poison_spare();
+    for (RowBuffer* part : rows->parts()) part->poison_spare();
   }
   s.groups.poison_spare();
   s.queries.poison_spare();

@@ -3,26 +3,45 @@
 
 #include <lca/cache.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
+#include <vector>
 
 #include "attention/group_rows.h"
 #include "attention/layout.h"
 #include "attention/row_buffer.h"
+#include "attention/row_format.h"
 #include "core/threads.h"
 
 namespace lca {
 
-/// Pairs of rows, semantic and positional, that grow and shrink together.
+/// The parts of rows (row_format.h), which grow and shrink together.
 struct EntryRows {
-  RowBuffer semantic;    ///< [row][KV][d_semantic]
-  RowBuffer positional;  ///< [row][KV][d_positional]
+  RowBuffer semantic = RowBuffer();
+  RowBuffer positional = RowBuffer();
+  RowBuffer scales = RowBuffer();  ///< no rows where the format has none
 
+  std::array<RowBuffer*, 3> parts() { return {&semantic, &positional, &scales}; }
+  std::array<const RowBuffer*, 3> parts() const { return {&semantic, &positional, &scales}; }
   std::int64_t rows() const { return semantic.rows(); }
-  std::size_t bytes() const { return semantic.bytes() + positional.bytes(); }
-  std::size_t capacity_bytes() const {
-    return semantic.capacity_bytes() + positional.capacity_bytes();
+  std::size_t bytes() const {
+    std::size_t total = 0;
+    for (const RowBuffer* part : parts()) total += part->bytes();
+    return total;
   }
+  std::size_t capacity_bytes() const {
+    std::size_t total = 0;
+    for (const RowBuffer* part : parts()) total += part->capacity_bytes();
+    return total;
+  }
+  void drop_front(std::int64_t count) noexcept {
+    for (RowBuffer* part : parts()) part->drop_front(std::min(count, part->rows()));
+  }
+  void drop_back(std::int64_t count) noexcept {
+    for (RowBuffer* part : parts()) part->drop_back(std::min(count, part->rows()));
+  }
+  EntryRows clone() const { return {semantic.clone(), positional.clone(), scales.clone()}; }
 };
 
 /// Rows are numbered as the cache holds them: the sink first, then the window. Row u is position u
@@ -32,6 +51,7 @@ struct Cache::State {
 
   LayerSpec spec;
   Layout layout;
+  RowFormat format;                           ///< of window and representatives; the sink is plain
   std::vector<std::uint64_t> rotation_steps;  ///< of spec.rotation; none with token positions
   std::int64_t length = 0;                    ///< n, tokens taken
   bool prompt_open = false;                   ///< `prompt` mode: more of the prompt is to come
@@ -43,14 +63,16 @@ struct Cache::State {
   Archive* archive = nullptr;
 
   std::int64_t rows() const { return sink.rows() + window.rows(); }
-  /// Rows [first, first + count) as one piece, or nothing where it spans sink and window.
-  std::optional<Entries> rows_at(std::int64_t first, std::int64_t count) const;
-  /// Rows of one kind: `count` rows from row `first` of `rows`.
-  Entries view(const EntryRows& rows, std::int64_t first, std::int64_t count) const;
+  /// `count` rows from row `first` of `rows`, as they are stored.
+  static CacheRows stored(const EntryRows& rows, std::int64_t first, std::int64_t count);
+  /// `count` representatives from `first` on, which must be contiguous.
+  CacheRows groups_stored(std::int64_t first, std::int64_t count) const;
+  /// Plain rows as views.
+  Entries view(const CacheRows& rows) const;
+  /// Rows of either format as views: where they lie, or what rows of 8 bits stand for, in `values`.
+  Entries values(const CacheRows& rows, std::vector<float>& values) const;
   /// Appends the tokens' entries, converting them to the cache's dtype.
   void append(ThreadPool& pool, const Entries& entries);
-  /// `count` representatives from `first` on, which must be contiguous.
-  Entries groups_view(std::int64_t first, std::int64_t count) const;
   /// Appends the queries of the last tokens and drops those that no group will need.
   void append_queries(const Queries& queries);
   /// Drops window rows until `total` positions after the sink are gone; inside a step that is not
@@ -59,11 +81,13 @@ struct Cache::State {
 
   /// All rows of tokens: the sink's, as many of the window, and last the queries. Rows of the sink
   /// begin at position 0, all others end at `length`.
-  std::array<RowBuffer*, 5> buffers() {
-    return {&sink.semantic, &sink.positional, &window.semantic, &window.positional, &queries};
+  std::array<RowBuffer*, 7> buffers() {
+    return {&sink.semantic,     &sink.positional, &sink.scales, &window.semantic,
+            &window.positional, &window.scales,   &queries};
   }
-  std::array<const RowBuffer*, 5> buffers() const {
-    return {&sink.semantic, &sink.positional, &window.semantic, &window.positional, &queries};
+  std::array<const RowBuffer*, 7> buffers() const {
+    return {&sink.semantic,     &sink.positional, &sink.scales, &window.semantic,
+            &window.positional, &window.scales,   &queries};
   }
 
   /// Begins a step: until `step_commit` nothing that `step_rollback` needs is dropped. A staged
@@ -85,21 +109,24 @@ struct Cache::State {
   struct Before {
     std::int64_t length, dropped, groups;
     bool prompt_open;
-    std::array<std::int64_t, 5> rows;  // of `buffers`
+    std::array<std::int64_t, 7> rows;  // of `buffers`
   };
   /// Whether rows at the front must stay.
   bool holds_front() const { return before_ && !staged_; }
 
+  /// Appends entries `first` and later as rows of 8 bits.
+  void append_int8(ThreadPool& pool, const Entries& entries, std::int64_t first);
+
   std::optional<Before> before_;
   bool staged_ = false;
-  EntryRows kept_window_{RowBuffer(), RowBuffer()};  // of a staged step
-  RowBuffer kept_queries_;                           // the same
+  EntryRows kept_window_;   // of a staged step
+  RowBuffer kept_queries_;  // the same
 };
 
 /// Fills spare capacity with NaN, so that a test sees who reads it.
 void cache_poison_spare(Cache& cache);
 
-/// The same cache with rows of another type.
+/// The same cache with rows of another type; rows of 8 bits stay as they are.
 Cache cache_converted(const Cache& cache, DType dtype);
 
 /// What a cache at a marked position holds beside representatives, as bytes; and that cache again,

@@ -1,7 +1,7 @@
 // Cache::save and Cache::load. A stream is: magic, version, the layer's fixed facts, the length,
 // the number of recent queries, the rows, and a checksum of all that. Everything else follows from
 // the length by the index law, so a stream cannot contradict itself. Version 1 knew no positions
-// but those of tokens, and is read as such.
+// but those of tokens, versions 1 and 2 no rows of 8 bits; they are read as such.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "attention/cache_state.h"
 #include "core/bytes.h"
@@ -20,7 +21,7 @@ namespace lca {
 namespace {
 
 constexpr std::array<char, 8> kMagic{'L', 'C', 'A', 'C', 'A', 'C', 'H', 'E'};
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::size_t kVersion1Fields = 10;  ///< settings of version 1
 constexpr std::int64_t kLongest = std::int64_t{1} << 40;
 
@@ -41,6 +42,7 @@ void put_spec(ByteWriter& to, const LayerSpec& spec) {
   to.put(spec.rotation.layout);
   to.put(static_cast<std::uint32_t>(spec.rotation.frequencies.size()));
   for (const double frequency : spec.rotation.frequencies) to.put(frequency);
+  to.put(spec.storage);
 }
 
 Rotation get_rotation(ByteReader& from) {
@@ -77,6 +79,11 @@ LayerSpec get_spec(ByteReader& from, std::uint32_t version) {
     field.set(spec.settings, value);
   }
   if (version > 1) spec.rotation = get_rotation(from);
+  if (version > 2) {
+    const auto storage = from.get<std::uint8_t>();
+    if (storage > 1) fail_input("the cache stream has an unknown kind of rows");
+    spec.storage = static_cast<CacheStorage>(storage);
+  }
   spec.validate();
   return spec;
 }
@@ -98,8 +105,7 @@ void get_rows(ByteReader& from, std::int64_t count, RowBuffer& rows) {
 
 void put_exact(ByteWriter& to, const EntryRows& sink, const EntryRows& window) {
   for (const EntryRows* rows : {&sink, &window}) {
-    put_rows(to, rows->semantic);
-    put_rows(to, rows->positional);
+    for (const RowBuffer* part : rows->parts()) put_rows(to, *part);
   }
 }
 
@@ -125,10 +131,21 @@ void put_groups(ByteWriter& to, const GroupRows& groups) {
   groups_visit(groups, groups.row_bytes().positional, [&](std::int64_t j, std::size_t bytes) {
     to.put_bytes({groups.positional(j), bytes});
   });
+  groups_visit(groups, groups.row_bytes().scales, [&](std::int64_t j, std::size_t bytes) {
+    to.put_bytes({reinterpret_cast<const std::byte*>(groups.scales(j)), bytes});
+  });
 }
 
 void get_into(ByteReader& from, void* to, std::size_t bytes) {
   std::memcpy(to, from.get_bytes(bytes).data(), bytes);
+}
+
+/// A scale is not negative: kernels rely on it. It may be NaN, as the rows of a plain cache may.
+void check_scales(const float* scales, std::size_t bytes) {
+  const std::span all(scales, bytes / sizeof(float));
+  if (std::ranges::any_of(all, [](float scale) { return std::signbit(scale); })) {
+    fail_input("the cache stream has a negative scale");
+  }
 }
 
 void get_bias(ByteReader& from, GroupRows& groups) {
@@ -150,11 +167,18 @@ void get_groups(ByteReader& from, std::int64_t count, GroupRows& groups) {
   groups_visit(groups, width.positional, [&](std::int64_t j, std::size_t bytes) {
     get_into(from, groups.positional(j), bytes);
   });
+  groups_visit(groups, width.scales, [&](std::int64_t j, std::size_t bytes) {
+    get_into(from, groups.scales(j), bytes);
+    check_scales(groups.scales(j), bytes);
+  });
 }
 
 void get_entries(ByteReader& from, std::int64_t count, EntryRows& rows) {
   get_rows(from, count, rows.semantic);
   get_rows(from, count, rows.positional);
+  if (count == 0 || rows.scales.row_bytes() == 0) return;
+  get_rows(from, count, rows.scales);
+  check_scales(reinterpret_cast<const float*>(rows.scales.row(0)), rows.scales.bytes());
 }
 
 /// Throws Error where a cache of `length` tokens cannot have so many recent queries.
@@ -257,10 +281,10 @@ Cache cache_mark_load(std::span<const std::byte> bytes, const Cache& whole) {
 
 std::size_t cache_stream_bytes(const Cache& cache) {
   constexpr std::size_t kWidths = 6;
-  const std::size_t spec = 2 + kWidths * sizeof(std::int64_t) + sizeof(double) +
-                           setting_fields().size() * sizeof(std::int64_t) + sizeof(RopeLayout) +
-                           sizeof(std::uint32_t) +
-                           cache.spec().rotation.frequencies.size() * sizeof(double);
+  const std::size_t spec =
+      2 + kWidths * sizeof(std::int64_t) + sizeof(double) +
+      setting_fields().size() * sizeof(std::int64_t) + sizeof(RopeLayout) + sizeof(std::uint32_t) +
+      cache.spec().rotation.frequencies.size() * sizeof(double) + sizeof(CacheStorage);
   return sizeof(kMagic) + sizeof(kVersion) + spec + 2 * sizeof(std::int64_t) + cache.bytes() +
          cache.state().queries.bytes() + sizeof(std::uint64_t);
 }

@@ -23,6 +23,15 @@ std::int64_t GroupRows::contiguous(std::int64_t j) const {
   return part.first + part.rows - j;
 }
 
+GroupRows::Run GroupRows::run(std::int64_t j) const {
+  const Part& part = part_of(j);
+  const Page& page = *part.page;
+  const std::int64_t at = j - part.first;
+  return {page.semantic + at * bytes_.semantic, page.positional + at * bytes_.positional,
+          reinterpret_cast<const float*>(page.bias + at * bytes_.bias),
+          reinterpret_cast<const float*>(page.scales + at * bytes_.scales), part.rows - at};
+}
+
 std::shared_ptr<GroupRows::Page> GroupRows::page_make() const {
   const std::int64_t unit = rows_ < kLargePage ? kSmallPage : kLargePage;
   auto page = std::make_shared<Page>();
@@ -32,6 +41,7 @@ std::shared_ptr<GroupRows::Page> GroupRows::page_make() const {
     page->semantic = carver.take<std::byte>(page->capacity * bytes_.semantic);
     page->positional = carver.take<std::byte>(page->capacity * bytes_.positional);
     page->bias = carver.take<std::byte>(page->capacity * bytes_.bias);
+    page->scales = carver.take<std::byte>(page->capacity * bytes_.scales);
   };
   carve(count);
   page->memory = session_bytes(count.used());
@@ -116,6 +126,7 @@ void GroupRows::poison_spare() {
     fill(page.semantic, bytes_.semantic);
     fill(page.positional, bytes_.positional);
     fill(page.bias, bytes_.bias);
+    fill(page.scales, bytes_.scales);
   }
 }
 

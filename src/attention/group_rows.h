@@ -22,8 +22,9 @@ struct GroupRowBytes {
   std::int64_t semantic = 0;    ///< KV · d_semantic values
   std::int64_t positional = 0;  ///< KV · d_positional values
   std::int64_t bias = 0;        ///< KV floats with mass `score`, else 0
+  std::int64_t scales = 0;      ///< floats of rows of 8 bits, else 0
 
-  std::int64_t total() const { return semantic + positional + bias; }
+  std::int64_t total() const { return semantic + positional + bias + scales; }
 };
 
 /// Not thread-safe by itself; holders that share pages may work in different threads.
@@ -37,6 +38,9 @@ class GroupRows {
   std::byte* semantic(std::int64_t j) { return at(j, &Page::semantic, bytes_.semantic); }
   std::byte* positional(std::int64_t j) { return at(j, &Page::positional, bytes_.positional); }
   float* bias(std::int64_t j) { return reinterpret_cast<float*>(at(j, &Page::bias, bytes_.bias)); }
+  float* scales(std::int64_t j) {
+    return reinterpret_cast<float*>(at(j, &Page::scales, bytes_.scales));
+  }
   const std::byte* semantic(std::int64_t j) const {
     return const_cast<GroupRows*>(this)->semantic(j);
   }
@@ -44,8 +48,18 @@ class GroupRows {
     return const_cast<GroupRows*>(this)->positional(j);
   }
   const float* bias(std::int64_t j) const { return const_cast<GroupRows*>(this)->bias(j); }
+  const float* scales(std::int64_t j) const { return const_cast<GroupRows*>(this)->scales(j); }
   /// How many representatives from j on lie one after another in memory.
   std::int64_t contiguous(std::int64_t j) const;
+  /// All of that at once: the page is looked up once.
+  struct Run {
+    const std::byte* semantic;
+    const std::byte* positional;
+    const float* bias;
+    const float* scales;
+    std::int64_t count;
+  };
+  Run run(std::int64_t j) const;
 
   /// Adds `count` uninitialised representatives; unchanged where memory runs out.
   void grow(std::int64_t count);
@@ -69,6 +83,7 @@ class GroupRows {
     std::byte* semantic = nullptr;
     std::byte* positional = nullptr;
     std::byte* bias = nullptr;
+    std::byte* scales = nullptr;
   };
   /// A page as this holder sees it: slot 0 is representative `first`, and `rows` slots are its own.
   struct Part {

@@ -47,6 +47,7 @@ LayerSpec layer_spec(const Model& model, const Settings& settings, std::int64_t 
   spec.settings = settings;
   spec.dtype = model.cache_dtype();
   spec.scale = model.info().softmax_scale;
+  spec.storage = model.info().cache;
   if (settings.positions == Positions::entry) {
     const Model::State& state = model.state();
     spec.rotation = {state.config().rope.layout, state.rope.frequencies(positions)};

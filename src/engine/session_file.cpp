@@ -93,6 +93,7 @@ void put_head(ByteWriter& to, const SessionHead& head) {
   to.put(head.truncate_floor);
   to.put(head.prompt_end);
   to.put(head.rope_positions);
+  to.put(head.storage);
   put_list(to, head.tokens);
   put_list(to, head.pending);
   put_list(to, head.logits);
@@ -184,6 +185,11 @@ SessionHead get_head(ByteReader& from, std::uint32_t version) {
   head.truncate_floor = from.get<std::int64_t>();
   head.prompt_end = from.get<std::int64_t>();
   if (version > 2) head.rope_positions = from.get<std::int64_t>();
+  if (version > 3) {
+    const auto storage = from.get<std::uint8_t>();
+    require(storage <= 1, "its kind of rows");
+    head.storage = static_cast<CacheStorage>(storage);
+  }
   head.tokens = get_list<std::int32_t>(from);
   head.pending = get_list<std::int32_t>(from);
   head.logits = get_list<float>(from);

@@ -17,9 +17,9 @@
 
 namespace lca {
 
-/// The version that is written. Version 1, which has no device and no marks, and version 2, which
-/// has no rope_positions, can be read too.
-inline constexpr std::uint32_t kSessionVersion = 3;
+/// The version that is written. Version 1, which has no device and no marks, version 2, which has
+/// no rope_positions, and version 3, which has no storage, can be read too.
+inline constexpr std::uint32_t kSessionVersion = 4;
 
 /// Everything in a session file but the caches.
 struct SessionHead {
@@ -35,6 +35,7 @@ struct SessionHead {
   std::int64_t vocabulary = 0;
   AttentionShape shape;
   DType dtype = DType::f32;  ///< of the caches
+  CacheStorage storage = CacheStorage::plain;
   Precision precision = Precision::f32;
   double scale = 0;                   ///< of the softmax
   std::vector<Settings> settings;     ///< one per layer
@@ -47,7 +48,9 @@ struct SessionHead {
 
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
   /// The specification of a layer's cache, except for its rotation, which is the model's.
-  LayerSpec spec(std::size_t layer) const { return {shape, settings[layer], dtype, scale}; }
+  LayerSpec spec(std::size_t layer) const {
+    return {shape, settings[layer], dtype, scale, {}, storage};
+  }
 };
 
 /// A position the session can return to.

@@ -37,6 +37,7 @@ SessionHead head_of(const Session& session) {
   head.vocabulary = info.vocabulary;
   head.shape = info.attention;
   head.dtype = model.cache_dtype();
+  head.storage = info.cache;
   head.precision = info.precision;
   head.scale = info.softmax_scale;
   head.settings = state.settings;
@@ -70,6 +71,16 @@ void check_model(const SessionHead& head, const Model& model, std::string_view p
         "it was loaded with, or start a new session",
         name, text_printable(head.model), text_printable(head.weights));
   }
+}
+
+/// Rows of 8 bits are not what they were rounded from, and rounding others changes them.
+void check_storage(const SessionHead& head, const Model& model, std::string_view path) {
+  if (head.storage == model.info().cache) return;
+  const bool int8 = head.storage == CacheStorage::int8;
+  fail_incompatible(
+      "{}: this session has {}: a session keeps the kind of its cache; {}, or start a new session",
+      path_printable(path), int8 ? "a cache of 8 bits" : "no cache of 8 bits",
+      int8 ? "load the model on the CPU with --cache int8" : "load the model without --cache int8");
 }
 
 /// Frequencies follow from the model and the first prompt; a file with others was not written here.
@@ -142,6 +153,7 @@ Session Session::load(std::shared_ptr<const Model> model, Context& context, cons
 Session session_resume(SessionRecord record, std::shared_ptr<const Model> model, Context& context,
                        const SessionOptions& options, std::string_view name) {
   check_model(record.head, *model, name);
+  check_storage(record.head, *model, name);
   check_rotations(record, *model, name);
   session_check_settings(record.head, options.settings, name);
   std::string changed = difference(record.head, *model);

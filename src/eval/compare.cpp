@@ -17,8 +17,8 @@ namespace lca::eval {
 namespace {
 
 /// What a header says of the model; everything else in it decides the prompts.
-constexpr std::string_view kModelFields[] = {"lca",       "model",   "adapter", "settings",
-                                             "precision", "weights", "groups",  "device"};
+constexpr std::string_view kModelFields[] = {
+    "lca", "model", "adapter", "settings", "precision", "weights", "groups", "cache", "device"};
 
 /// One sample of either command.
 struct ComparedSample {

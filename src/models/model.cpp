@@ -80,6 +80,10 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
   if (options.groups != GroupStorage::bf16 && gpu == kCpu) {
     fail_incompatible("representatives of 8 bits are for a GPU; the CPU stores them as they are");
   }
+  if (options.cache != CacheStorage::plain && gpu != kCpu) {
+    fail_incompatible(
+        "a cache of 8 bits is for the CPU; on a GPU use representatives of 8 bits (--groups int8)");
+  }
   auto state = std::make_unique<State>(random ? Checkpoint::published(options.random)
                                               : Checkpoint::open(options.path, options.access));
   state->access = options.access;
@@ -133,6 +137,7 @@ std::shared_ptr<const Model> Model::load_unguarded(const ModelOptions& options) 
   state->info.device = gpu == kCpu ? "cpu" : fmt::format("cuda:{}", gpu);
   state->info.trained = trained;
   state->info.groups = options.groups;
+  state->info.cache = options.cache;
   if (state->adapter) state->info.adapter = path_require(options.adapter).native();
   state->info.adapter_bytes = adapter_bytes;
   if (gpu == kCpu) state->backend = cpu_backend(*state);

@@ -174,7 +174,7 @@ TEST_F(Sessions, AWholeNewPromptReusesWhatItShares) {
 TEST_F(Sessions, InspectSaysWhatIsInAFile) {
   run_json(with_small({"-p", "hello", "-n", "8", "--session", session}));
   const json report = inspect(session);
-  EXPECT_EQ(report["version"], 3);
+  EXPECT_EQ(report["version"], 4);
   EXPECT_EQ(report["checksum"], "ok");
   EXPECT_EQ(report["reply_tokens"], 8);
   EXPECT_EQ(report["pending_tokens"], 0);

@@ -38,7 +38,16 @@ std::size_t law_of_size(const LayerSpec& spec, std::int64_t n) {
   if (settings.method == MethodKind::lca) exact = n - m * g;
   if (settings.method == MethodKind::window) exact = std::min(n, s + w);
   const std::int64_t mass = settings.mass == Mass::score ? 4 * shape.kv_heads : 0;
-  return static_cast<std::size_t>(m * (entry * b + mass) + exact * entry * b);
+  std::int64_t row = entry * b;
+  std::int64_t sink = 0;
+  if (spec.storage == CacheStorage::int8) {
+    // 8 bits and float32 scales; MLA's key and the sink stay as they are.
+    row = shape.form == Form::mla
+              ? shape.d_latent + 4 * ((shape.d_latent + 127) / 128) + shape.d_rope * b
+              : entry + 4 * 2 * shape.kv_heads;
+    sink = std::min(n, s);
+  }
+  return static_cast<std::size_t>(m * (row + mass) + (exact - sink) * row + sink * entry * b);
 }
 
 TEST(Cache, ItsSizeFollowsTheLawToTheByteAfterEveryStep) {
@@ -100,6 +109,18 @@ TEST(Cache, PublishedModelsTakeWhatTheSpecSaysAt128K) {
   EXPECT_NEAR(gib("minicpm3", MethodKind::dense), 4.36, 0.005);
   EXPECT_NEAR(gib("qwen-7b", MethodKind::lca), 0.49, 0.005);
   EXPECT_NEAR(gib("qwen-7b", MethodKind::dense), 7.00, 0.005);
+}
+
+TEST(Cache, RowsOf8BitsTakeLittleMoreThanHalf) {
+  for (const NamedShape& model : named_shapes()) {
+    LayerSpec spec;
+    spec.shape = model.shape;
+    spec.dtype = DType::bf16;
+    const auto plain = static_cast<double>(cache_bytes(spec, 32 * 1024));
+    spec.storage = CacheStorage::int8;
+    const auto narrow = static_cast<double>(cache_bytes(spec, 32 * 1024));
+    EXPECT_LT(narrow, plain * (model.shape.form == Form::mla ? 0.57 : 0.54)) << model.name;
+  }
 }
 
 // --- copies ------------------------------------------------------------------------------------
@@ -272,7 +293,8 @@ TEST(Cache, TheArchiveGetsEveryCondensedGroupOnceWithItsExactRows) {
   for (std::int64_t trial = 0; trial < scaled(60); ++trial) {
     Random random(600 + static_cast<std::uint64_t>(trial));
     const std::int64_t n = random.integer(1, 80);
-    const LayerSpec spec = random_spec(random, n);
+    LayerSpec spec = random_spec(random, n);
+    spec.storage = CacheStorage::plain;
     SCOPED_TRACE(describe(spec));
     const Layer layer = random_layer(spec, random);
     const Tokens tokens = random_tokens(spec, n, random, {.fused = random.chance(0.5)});

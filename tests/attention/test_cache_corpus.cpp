@@ -57,6 +57,9 @@ std::map<std::string, std::vector<std::byte>> seeds() {
       spec.settings.sink = 2;
       spec.settings.mass = Mass::score;
       all[prefix + "sink_score"] = seed(spec, 12, 0);
+      spec.storage = CacheStorage::int8;
+      all[prefix + "int8"] = seed(spec, 10, 2);
+      spec.storage = CacheStorage::plain;
       spec.settings.summary = Summary::prompt;
       spec.settings.semantic_pool = Pool::select;
       all[prefix + "prompt"] = seed(spec, 11, 2);
@@ -99,6 +102,14 @@ TEST(CacheCorpus, TheFuzzersSeedsAreStreamsThatLoad) {
     EXPECT_EQ(committed.size(), stream.size()) << name << " is stale: run with LCA_WRITE_CORPUS=1";
     ASSERT_NO_THROW(cache_exercise(Cache::load(committed))) << name;
   }
+}
+
+TEST(CacheCorpus, StreamsOfVersion2AreTakenUpWithPlainRows) {
+  const Cache cache = Cache::load(read_bytes(kFolder / "version2_gqa_bf16_entry"));
+  EXPECT_EQ(cache.spec().storage, CacheStorage::plain);
+  EXPECT_EQ(cache.spec().settings.positions, Positions::entry);
+  EXPECT_EQ(cache.length(), 13);
+  cache_exercise(cache);
 }
 
 // Written by version 0.1.0 of the program, which knew no positions but those of tokens.

@@ -56,8 +56,9 @@ struct EngineBench : Bench {
   static constexpr std::int64_t kChunk = 16;
 
   explicit EngineBench(const std::string& name = "llama", EngineOptions options = {},
-                       Precision precision = Precision::f32)
-      : Bench(name, precision), engine(model, context, options) {
+                       Precision precision = Precision::f32,
+                       CacheStorage cache = CacheStorage::plain)
+      : Bench(name, precision, cache), engine(model, context, options) {
     engine.state().tokenizer = tokenizer();
   }
 

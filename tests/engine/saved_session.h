@@ -28,8 +28,9 @@ inline std::string image(const Session& session) {
 
 /// A model with one thread, and sessions on it.
 struct Bench {
-  explicit Bench(const std::string& name, Precision precision = Precision::f32)
-      : model(GoldenModel(name).load(precision)) {}
+  explicit Bench(const std::string& name, Precision precision = Precision::f32,
+                 CacheStorage cache = CacheStorage::plain)
+      : model(GoldenModel(name).load(precision, cache)) {}
 
   std::vector<std::int32_t> tokens(std::int64_t count, std::uint32_t seed = 7) const {
     return some_tokens(count, model->info().vocabulary, seed);

@@ -212,9 +212,9 @@ TEST_F(SavedFile, EveryFlippedBitIsRefused) {
 
 TEST_F(SavedFile, AnotherVersionIsRefused) {
   std::string other = bytes;
-  other[8] = 4;
+  other[8] = 5;
   write_file(path, other);
-  expect_refused({"is a session of version 4; this program reads versions 1 to 3"},
+  expect_refused({"is a session of version 5; this program reads versions 1 to 4"},
                  ErrorKind::incompatible);
 }
 

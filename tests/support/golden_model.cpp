@@ -85,11 +85,13 @@ GoldenModel::~GoldenModel() {
   if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
 }
 
-std::shared_ptr<const Model> GoldenModel::load(Precision precision) const {
+std::shared_ptr<const Model> GoldenModel::load(Precision precision, CacheStorage cache) const {
   ModelOptions options;
   options.path = path_;
   options.adapter = adapter_;
   options.precision = precision;
+  options.cache = cache;
+  if (cache != CacheStorage::plain) options.device = "cpu";
   return Model::load(options);
 }
 

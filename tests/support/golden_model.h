@@ -28,7 +28,8 @@ class GoldenModel {
   /// The adapter's folder, where the case is one; `path` is then its base model.
   const std::string& adapter() const { return adapter_; }
 
-  std::shared_ptr<const Model> load(Precision precision = Precision::f32) const;
+  std::shared_ptr<const Model> load(Precision precision = Precision::f32,
+                                    CacheStorage cache = CacheStorage::plain) const;
 
  private:
   std::filesystem::path path_;

@@ -204,7 +204,8 @@ std::string describe(const LayerSpec& spec) {
                                        shape.d_nope, shape.d_rope, shape.d_latent, shape.d_value)
                          : fmt::format("gqa H={} KV={} d={} d_v={}", shape.heads, shape.kv_heads,
                                        shape.d_rope, shape.d_value);
-  line += fmt::format(" {} scale={:.4g}", dtype_name(spec.dtype), spec.softmax_scale());
+  line += fmt::format(" {}{} scale={:.4g}", dtype_name(spec.dtype),
+                      spec.storage == CacheStorage::int8 ? " int8" : "", spec.softmax_scale());
   for (const SettingField& field : setting_fields()) {
     const std::int64_t value = field.get(spec.settings);
     line += fmt::format(" {}=", field.name);

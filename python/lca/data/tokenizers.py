@@ -89,7 +89,7 @@ class EngineTokenizer:
         from lca import _lca
         from lca.engine import model_path
         self.name = path
-        self._model = _lca.model_load(model_path(path), "cpu", "", 1, "auto", "keep", "bf16", None)
+        self._model = _lca.model_load(model_path(path), "cpu", "", 1, "auto", "keep", "bf16", "bf16", None)
         self.vocabulary = int(self._model.info["vocabulary"])
 
     def encode(self, texts: Sequence[str]) -> list[numpy.ndarray]:

@@ -42,7 +42,10 @@ struct QueryMemory {
   // With entry positions, where the query's entry lies behind its token's position:
   std::int64_t shift;  ///< by so much; 0: the above is compared with everything
   float* q_far;        ///< [H][d_rope]: for representatives and sink
-  float* rotated;      ///< [H][d_rope], before it is rounded
+  // Both in 16 bits, where rows of 8 bits are multiplied as they are:
+  Int8Query *int8, *int8_far;                ///< [H]
+  std::int8_t *int8_bytes, *int8_far_bytes;  ///< [H][2·d_rope]
+  float* rotated;                            ///< [H][d_rope], before it is rounded
   float* angles;
   float* out;  ///< [splits][H][d_semantic]
   float* top;  ///< [splits][H]
@@ -56,16 +59,24 @@ struct QueryMemory {
     q_far = carver.take<float>(rotates ? shape.heads * shape.d_rope : 0);
     rotated = carver.take<float>(rotates ? shape.heads * shape.d_rope : 0);
     angles = carver.take<float>(rotates ? shape.d_rope : 0);
+    const std::int64_t int8_heads = spec.storage == CacheStorage::int8 ? shape.heads : 0;
+    const std::int64_t far_heads = rotates ? int8_heads : 0;
+    int8 = carver.take<Int8Query>(int8_heads);
+    int8_bytes = carver.take<std::int8_t>(int8_heads * 2 * shape.d_rope);
+    int8_far = carver.take<Int8Query>(far_heads);
+    int8_far_bytes = carver.take<std::int8_t>(far_heads * 2 * shape.d_rope);
     out = carver.take<float>(splits * shape.heads * shape.d_semantic());
     top = carver.take<float>(splits * shape.heads);
     sum = carver.take<float>(splits * shape.heads);
   }
 };
 
-/// Bytes of one block of rows, of either dtype, and of their biases.
-std::int64_t gather_bytes(const AttentionShape& shape) {
-  return kRowBlock * shape.kv_heads * (shape.d_semantic() + shape.d_positional() + 1) *
-         static_cast<std::int64_t>(sizeof(float));
+/// Bytes of one block of rows, in any format, and of their biases.
+std::int64_t gather_bytes(const LayerSpec& spec) {
+  const AttentionShape& shape = spec.shape;
+  return kRowBlock * static_cast<std::int64_t>(sizeof(float)) *
+         (shape.kv_heads * (shape.d_semantic() + shape.d_positional() + 1) +
+          RowFormat::of(spec).scales());
 }
 
 /// The biases of consecutive representatives: one for each KV head, or (stride 0) one for all; none
@@ -73,6 +84,31 @@ std::int64_t gather_bytes(const AttentionShape& shape) {
 struct Bias {
   const float* first = nullptr;
   std::int64_t stride = 0;
+};
+
+/// Rows one step behind: when some are read, those that follow are known.
+class RowQueue {
+ public:
+  void add(const RowHeads& heads, const RowSpan& rows) {
+    if (held_) {
+      rows_attend(heads_, rows_, &rows);
+    } else {
+      rows_prefetch(heads, rows);
+    }
+    heads_ = heads;
+    rows_ = rows;
+    held_ = true;
+  }
+  /// Reads what is left; also before memory that it lies in is used again.
+  void finish() {
+    if (held_) rows_attend(heads_, rows_);
+    held_ = false;
+  }
+
+ private:
+  RowHeads heads_;
+  RowSpan rows_;
+  bool held_ = false;
 };
 
 struct SplitTask {
@@ -168,7 +204,7 @@ class Decode {
     scratch_values_ = rows_scratch_floats(shape_.heads_per_kv(), shape_.kv_heads,
                                           shape_.d_semantic(), shape_.d_positional());
     scratch_ = carver.take<float>(scratch_values_ * context_.threads());
-    gathered_ = carver.take<std::byte>(gather_bytes(shape_) * context_.threads());
+    gathered_ = carver.take<std::byte>(gather_bytes(spec_) * context_.threads());
   }
 
   /// One head's rope part as representatives and sink are compared with.
@@ -181,6 +217,8 @@ class Decode {
     if (bf16_) {
       vector_store(to, shape_.d_rope, DType::bf16, reinterpret_cast<bf16_bits*>(query.q_far) + at);
     }
+    if (int8_)
+      query.int8_far[head] = query_quantise(to, shape_.d_rope, query.int8_far_bytes + 2 * at);
   }
 
   /// One head's query in the cache's own space, times scale·log₂e.
@@ -197,6 +235,10 @@ class Decode {
     float* positional = query.q_positional + head * shape_.d_rope;
     std::fill_n(positional, shape_.d_rope, 0.0F);
     vector_add_scaled(scale, q.rope.row(query.row, head), q.rope.dtype, shape_.d_rope, positional);
+    if (int8_) {
+      query.int8[head] =
+          query_quantise(positional, shape_.d_rope, query.int8_bytes + head * 2 * shape_.d_rope);
+    }
     if (shape_.form != Form::mla) return;
     const void* nope = q.nope.row(query.row, head);
     float* semantic = query.q_semantic + head * shape_.d_latent;
@@ -227,6 +269,7 @@ class Decode {
       heads.q_bf16 = reinterpret_cast<const std::uint16_t*>(query.q_positional);
       heads.q_factor = factor_;
     }
+    if (int8_) heads.q_int8 = query.int8;
     heads.out = query.out + at * shape_.d_semantic();
     heads.top = query.top + at;
     heads.sum = query.sum + at;
@@ -236,6 +279,7 @@ class Decode {
     if (query.shift != 0) {
       far.q_positional = query.q_far;
       if (bf16_) far.q_bf16 = reinterpret_cast<const std::uint16_t*>(query.q_far);
+      if (int8_) far.q_int8 = query.int8_far;
     }
 
     const Visible seen = state.layout.visible(query.position);
@@ -243,13 +287,16 @@ class Decode {
     const std::int64_t even = (seen.pairs() + query.splits - 1) / query.splits;
     const std::int64_t share = (even + kRowBlock - 1) / kRowBlock * kRowBlock;
     Range rest{task.split * share, std::min(seen.pairs(), (task.split + 1) * share)};
-    attend_groups(far, state, cut(rest, seen.groups), worker);
+    RowQueue queue;
+    attend_groups(queue, far, state, cut(rest, seen.groups), worker);
     rest = {rest.begin - seen.groups, rest.end - seen.groups};
     const Range tokens = cut(rest, seen.sink.size() + seen.window.size());
-    // The block in which sink and window meet has no one form of the query.
-    const std::int64_t meet = query.shift == 0 ? tokens.begin : seen.sink.size();
-    attend_tokens(far, state, seen, {tokens.begin, std::min(tokens.end, meet)}, worker);
-    attend_tokens(heads, state, seen, {std::max(tokens.begin, meet), tokens.end}, worker);
+    // The block in which sink and window meet has no one form of the query, or of rows.
+    const bool apart = query.shift != 0 || format_.int8();
+    const std::int64_t meet = apart ? seen.sink.size() : tokens.begin;
+    attend_tokens(queue, far, state, seen, {tokens.begin, std::min(tokens.end, meet)}, worker);
+    attend_tokens(queue, heads, state, seen, {std::max(tokens.begin, meet), tokens.end}, worker);
+    queue.finish();
   }
 
   static Range cut(const Range& range, std::int64_t count) {
@@ -260,18 +307,21 @@ class Decode {
   /// Representatives [part.begin, part.end), which begins with a whole block. Blocks fall where
   /// they would if all lay in one piece, however the pages are cut: a fork computes what its
   /// original would.
-  void attend_groups(const RowHeads& heads, const Cache::State& state, const Range& part,
-                     int worker) {
+  void attend_groups(RowQueue& queue, const RowHeads& heads, const Cache::State& state,
+                     const Range& part, int worker) {
     std::int64_t at = part.begin;
     while (at < part.end) {
       const std::int64_t left = part.end - at;
-      std::int64_t count = std::min(left, state.groups.contiguous(at));
+      const GroupRows::Run run = state.groups.run(at);
+      std::int64_t count = std::min(left, run.count);
       if (count < left) count = count / kRowBlock * kRowBlock;
       if (count > 0) {
-        rows_attend(heads, span(state, state.groups_view(at, count), bias(state, at)));
+        const float* scales = format_.int8() ? run.scales : nullptr;
+        queue.add(heads, span({run.semantic, run.positional, scales, count}, bias(run.bias)));
       } else {
         count = std::min(left, kRowBlock);
-        rows_attend(heads, gather_groups(state, at, count, worker));
+        queue.finish();
+        queue.add(heads, gather_groups(state, at, count, worker));
       }
       at += count;
     }
@@ -280,13 +330,13 @@ class Decode {
   /// A block that spans two pages, copied together.
   RowSpan gather_groups(const Cache::State& state, std::int64_t first, std::int64_t count,
                         int worker) const {
-    RowSpan span =
-        gather_rows(count, worker, [&](std::int64_t i) { return state.groups_view(first + i, 1); });
-    const Bias one = bias(state, first);
+    RowSpan span = gather_rows(count, worker, format_,
+                               [&](std::int64_t i) { return state.groups_stored(first + i, 1); });
+    const Bias one = bias(state.groups.run(first).bias);
     span.bias = one.first;
     span.bias_stride = one.stride;
     if (one.stride > 0) {
-      auto* to = reinterpret_cast<float*>(gathered_ + (worker + 1) * gather_bytes(shape_)) -
+      auto* to = reinterpret_cast<float*>(gathered_ + (worker + 1) * gather_bytes(spec_)) -
                  kRowBlock * shape_.kv_heads;
       for (std::int64_t i = 0; i < count; ++i) {
         std::copy_n(state.groups.bias(first + i), shape_.kv_heads, to + i * shape_.kv_heads);
@@ -299,63 +349,66 @@ class Decode {
   /// Tokens [part.begin, part.end) of those the query sees, sink and window counted as one row of
   /// tokens: blocks fall where they would without a sink, so that nothing condensed is bit for bit
   /// dense attention.
-  void attend_tokens(const RowHeads& heads, const Cache::State& state, const Visible& seen,
-                     const Range& part, int worker) {
+  void attend_tokens(RowQueue& queue, const RowHeads& heads, const Cache::State& state,
+                     const Visible& seen, const Range& part, int worker) {
     const std::int64_t sink = seen.sink.size();
     const std::int64_t window = seen.window.begin - state.dropped - state.sink.rows();
     std::int64_t at = part.begin;
     while (at < part.end) {
       std::int64_t count = part.end - at;
       if (at >= sink) {
-        rows_attend(heads, span(state, state.view(state.window, window + at - sink, count)));
+        queue.add(heads, span(Cache::State::stored(state.window, window + at - sink, count)));
       } else if (sink - at >= std::min(count, kRowBlock)) {
         if (count > sink - at) count = (sink - at) / kRowBlock * kRowBlock;
-        rows_attend(heads, span(state, state.view(state.sink, at, count)));
+        queue.add(heads, span(Cache::State::stored(state.sink, at, count)));
       } else {
         count = std::min(count, kRowBlock);
-        rows_attend(heads, gather(state, at, sink, window, count, worker));
+        queue.finish();
+        queue.add(heads, gather(state, at, sink, window, count, worker));
       }
       at += count;
     }
   }
 
-  /// The block in which sink and window meet, copied together.
+  /// The block in which sink and window meet, copied together; both are plain.
   RowSpan gather(const Cache::State& state, std::int64_t first, std::int64_t sink,
                  std::int64_t window, std::int64_t count, int worker) const {
-    return gather_rows(count, worker, [&](std::int64_t i) {
+    return gather_rows(count, worker, RowFormat::plain(spec_), [&](std::int64_t i) {
       const std::int64_t at = first + i;
-      return at < sink ? state.view(state.sink, at, 1)
-                       : state.view(state.window, window + at - sink, 1);
+      return at < sink ? Cache::State::stored(state.sink, at, 1)
+                       : Cache::State::stored(state.window, window + at - sink, 1);
     });
   }
 
   /// Copies `count` rows, each of which `row` hands out, into the worker's block.
   template <typename Row>
-  RowSpan gather_rows(std::int64_t count, int worker, const Row& row) const {
-    std::byte* to = gathered_ + worker * gather_bytes(shape_);
-    const auto copy = [&](ConstTensor Entries::*part, std::int64_t width) {
+  RowSpan gather_rows(std::int64_t count, int worker, const RowFormat& format,
+                      const Row& row) const {
+    std::byte* to = gathered_ + worker * gather_bytes(spec_);
+    const auto copy = [&](auto part, std::int64_t width) {
       const std::byte* begin = to;
-      const std::size_t bytes =
-          static_cast<std::size_t>(shape_.kv_heads * width) * dtype_bytes(spec_.dtype);
+      const auto bytes = static_cast<std::size_t>(width);
       for (std::int64_t i = 0; i < count; ++i, to += bytes) {
-        std::memcpy(to, (row(i).*part).row(0, 0), bytes);
+        std::memcpy(to, row(i).*part, bytes);
       }
       return begin;
     };
-    RowSpan span;
-    span.semantic = copy(&Entries::semantic, shape_.d_semantic());
-    span.positional = copy(&Entries::positional, shape_.d_positional());
-    span.semantic_stride = shape_.kv_heads * shape_.d_semantic();
-    span.positional_stride = shape_.kv_heads * shape_.d_positional();
-    span.dtype = spec_.dtype;
-    span.count = count;
-    return span;
+    CacheRows rows;
+    rows.count = count;
+    // Scales first: they are whole floats, and aligned as such.
+    if (format.int8()) {
+      rows.scales = reinterpret_cast<const float*>(copy(&CacheRows::scales, format.scale_bytes()));
+    }
+    rows.positional = copy(&CacheRows::positional, format.positional_bytes());
+    rows.semantic = copy(&CacheRows::semantic, format.semantic_bytes());
+    return span(rows);
   }
 
-  Bias bias(const Cache::State& state, std::int64_t group) const {
+  /// `scored` are those of mass `score`.
+  Bias bias(const float* scored) const {
     switch (spec_.settings.mass) {
       case Mass::score:
-        return {state.groups.bias(group), shape_.kv_heads};
+        return {scored, shape_.kv_heads};
       case Mass::count:
         return {&log_group_, 0};
       case Mass::none:
@@ -364,14 +417,16 @@ class Decode {
     return {};
   }
 
-  RowSpan span(const Cache::State& state, const Entries& entries, const Bias& bias = {}) const {
+  RowSpan span(const CacheRows& rows, const Bias& bias = {}) const {
     RowSpan span;
-    span.semantic = entries.semantic.row(0, 0);
-    span.positional = entries.positional.row(0, 0);
-    span.semantic_stride = entries.semantic.stride[0];
-    span.positional_stride = entries.positional.stride[0];
-    span.dtype = state.spec.dtype;
-    span.count = entries.semantic.shape[0];
+    span.semantic = rows.semantic;
+    span.positional = rows.positional;
+    span.semantic_stride = shape_.kv_heads * shape_.d_semantic();
+    span.positional_stride = shape_.kv_heads * shape_.d_positional();
+    span.dtype = spec_.dtype;
+    span.format = rows.scales == nullptr ? nullptr : &format_;
+    span.scales = rows.scales;
+    span.count = rows.count;
     span.bias = bias.first;
     span.bias_stride = bias.stride;
     return span;
@@ -420,9 +475,14 @@ class Decode {
   const LayerSpec& spec_;
   const AttentionShape& shape_;
   const float factor_ = static_cast<float>(spec_.softmax_scale() * std::numbers::log2e_v<double>);
+  const RowFormat format_ = RowFormat::of(spec_);  ///< of all rows but the sink's
   /// Queries and rows are multiplied as they are stored.
-  const bool bf16_ = shape_.form == Form::gqa && runs_[0].queries.rope.dtype == DType::bf16 &&
+  const bool bf16_ = shape_.form == Form::gqa && !format_.int8() &&
+                     runs_[0].queries.rope.dtype == DType::bf16 &&
                      rows_run_bf16(spec_.dtype, shape_.d_semantic(), shape_.d_positional());
+  /// Rows of 8 bits are multiplied as they are stored.
+  const bool int8_ = shape_.form == Form::gqa && format_.int8() &&
+                     rows_run_int8(shape_.d_semantic(), shape_.d_positional());
   const RowRotation rotation_ = row_rotation(runs_[0].cache->state());
   const float log_group_ = std::log(static_cast<float>(spec_.settings.group));
   std::span<QueryMemory> queries_;
@@ -452,7 +512,7 @@ std::size_t attend_rows_workspace_bytes(const LayerSpec& spec, std::int64_t run,
   carver.take<float>(rows_scratch_floats(spec.shape.heads_per_kv(), spec.shape.kv_heads,
                                          spec.shape.d_semantic(), spec.shape.d_positional()) *
                      threads);
-  carver.take<std::byte>(gather_bytes(spec.shape) * threads);
+  carver.take<std::byte>(gather_bytes(spec) * threads);
   return carver.used();
 }
 

@@ -183,29 +183,46 @@ class Prefill {
     return chunk.groups ? memory_[chunk.run].groups : memory_[chunk.run].tokens;
   }
 
-  /// Rows of the chunk in one piece: where they lie, or gathered where sink and window meet or a
-  /// page of representatives ends.
+  /// Rows of the chunk in one piece: where they lie, or gathered where they are of 8 bits, sink and
+  /// window meet, or a page of representatives ends. What rows of 8 bits stand for is rounded to
+  /// the cache's dtype.
   ConstTensor gather(const ChunkTask& chunk, int worker, bool semantic, std::int64_t kv) {
     const Cache::State& state = runs_[chunk.run].cache->state();
-    const auto part = [&](const Entries& entries) {
+    const std::int64_t end = chunk.first + chunk.count;
+    // Rows from `first` on that are as they are there: of one page, or of sink or window.
+    const auto piece = [&](std::int64_t first) {
+      if (chunk.groups) {
+        return state.groups_stored(first, std::min(end - first, state.groups.contiguous(first)));
+      }
+      const std::int64_t sink = state.sink.rows();
+      return first < sink ? Cache::State::stored(state.sink, first, std::min(end, sink) - first)
+                          : Cache::State::stored(state.window, first - sink, end - first);
+    };
+    const CacheRows whole = piece(chunk.first);
+    const bool plain = whole.scales == nullptr || (!semantic && !state.format.int8_positional());
+    if (whole.count == chunk.count && plain) {
+      const Entries entries = state.view(whole);
       ConstTensor rows = semantic ? entries.semantic : entries.positional;
       rows.data = rows.row(0, kv);
       rows.shape[1] = 1;
       return rows;
-    };
-    if (chunk.groups && state.groups.contiguous(chunk.first) >= chunk.count) {
-      return part(state.groups_view(chunk.first, chunk.count));
-    }
-    if (!chunk.groups) {
-      if (const auto rows = state.rows_at(chunk.first, chunk.count)) return part(*rows);
     }
     std::byte* to = shared_->workers[static_cast<std::size_t>(worker)].rows;
     const std::int64_t width = semantic ? shape_.d_semantic() : shape_.d_positional();
     const std::size_t bytes = static_cast<std::size_t>(width) * dtype_bytes(spec_.dtype);
-    for (std::int64_t i = 0; i < chunk.count; ++i) {
-      const Entries row =
-          chunk.groups ? state.groups_view(chunk.first + i, 1) : *state.rows_at(chunk.first + i, 1);
-      std::memcpy(to + static_cast<std::size_t>(i) * bytes, part(row).data, bytes);
+    std::byte* at = to;
+    for (std::int64_t first = chunk.first; first < end;) {
+      const CacheRows rows = piece(first);
+      const RowFormat format =
+          rows.scales == nullptr ? RowFormat::plain(spec_) : RowFormat::of(spec_);
+      for (std::int64_t i = 0; i < rows.count; ++i, at += bytes) {
+        if (semantic) {
+          format.semantic_read(rows, i, kv, spec_.dtype, at);
+        } else {
+          format.positional_read(rows, i, kv, spec_.dtype, at);
+        }
+      }
+      first += rows.count;
     }
     return ConstTensor(to, spec_.dtype, {chunk.count, 1, width});
   }

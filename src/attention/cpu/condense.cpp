@@ -34,7 +34,6 @@ using cpu::ScoreVectors;
 using cpu::vector_add_scaled;
 using cpu::vector_angles;
 using cpu::vector_rotate;
-using cpu::vector_store;
 using cpu::vector_sum_rows;
 
 /// One worker's scratch memory.
@@ -43,6 +42,7 @@ struct Scratch {
   float* weight;   ///< one head of W_uk in float32
   float* pooled;   ///< [d_semantic + d_positional]: a representative before it is rounded
   float* rotated;  ///< [d_positional], then as many angles; with entry positions
+  float* members;  ///< [g][d_semantic + d_positional]: what rows of 8 bits stand for
 
   Scratch(Carver& carver, const LayerSpec& spec)
       : vectors(carver, spec, condense_batch_groups(spec.settings)) {
@@ -51,6 +51,9 @@ struct Scratch {
     pooled = carver.take<float>(shape.d_semantic() + shape.d_positional());
     const bool rotates = spec.settings.positions == Positions::entry;
     rotated = carver.take<float>(rotates ? 2 * shape.d_positional() : 0);
+    const bool int8 = spec.storage == CacheStorage::int8;
+    members = carver.take<float>(
+        int8 ? spec.settings.group * (shape.d_semantic() + shape.d_positional()) : 0);
   }
 };
 
@@ -109,22 +112,44 @@ class Batch {
     }
   }
 
-  /// Members as they are stored.
-  static auto stored_rows(const ConstTensor& rows, std::int64_t kv) {
-    return [&rows, kv](std::int64_t k) {
-      return PoolRow{rows.row(k, kv), rows.dtype, rows.shape[2]};
-    };
+  /// One KV head's members of group j: where they lie, or what rows of 8 bits stand for.
+  Entries members(std::int64_t j, std::int64_t kv) const {
+    const std::int64_t tokens = spec_.settings.group;
+    const std::int64_t row = state_.layout.group_range(j).begin - state_.dropped;
+    const CacheRows rows = Cache::State::stored(state_.window, row - state_.sink.rows(), tokens);
+    if (!state_.format.int8()) {
+      Entries group = state_.view(rows);
+      for (ConstTensor* part : {&group.semantic, &group.positional}) {
+        part->data = part->row(0, kv);
+        part->shape[1] = 1;
+      }
+      return group;
+    }
+    float* semantic = scratch_.members;
+    float* positional = semantic + tokens * shape_.d_semantic();
+    for (std::int64_t k = 0; k < tokens; ++k) {
+      state_.format.semantic_read(rows, k, kv, DType::f32, semantic + k * shape_.d_semantic());
+      state_.format.positional_read(rows, k, kv, DType::f32,
+                                    positional + k * shape_.d_positional());
+    }
+    return {ConstTensor(semantic, DType::f32, {tokens, 1, shape_.d_semantic()}),
+            ConstTensor(positional, DType::f32, {tokens, 1, shape_.d_positional()})};
+  }
+
+  /// Members as they are.
+  static auto member_rows(const ConstTensor& rows) {
+    return [&rows](std::int64_t k) { return PoolRow{rows.row(k), rows.dtype, rows.shape[2]}; };
   }
 
   /// Members rotated to where representative j lies; a row is valid until the next is asked for.
-  auto rotated_rows(const ConstTensor& rows, std::int64_t kv, std::int64_t j) const {
-    return [this, &rows, kv, j](std::int64_t k) {
+  auto rotated_rows(const ConstTensor& rows, std::int64_t j) const {
+    return [this, &rows, j](std::int64_t k) {
       const cpu::RowRotation rotation = row_rotation(state_);
       const std::int64_t width = shape_.d_positional();
       float* angles = scratch_.rotated + width;
       const std::int64_t token = state_.layout.group_range(j).begin + k;
       vector_angles(rotation, state_.layout.group_position(j) - token, angles);
-      vector_rotate(rotation, angles, 1, rows.row(k, kv), rows.dtype, width, scratch_.rotated);
+      vector_rotate(rotation, angles, 1, rows.row(k), rows.dtype, width, scratch_.rotated);
       return PoolRow{scratch_.rotated, DType::f32, width};
     };
   }
@@ -133,15 +158,14 @@ class Batch {
   void pool(std::int64_t i, std::int64_t summary, std::int64_t kv) {
     const std::int64_t j = first_ + i;
     const std::int64_t tokens = spec_.settings.group;
-    const std::int64_t row = state_.layout.group_range(j).begin - state_.dropped;
-    const Entries group = state_.view(state_.window, row - state_.sink.rows(), tokens);
+    const Entries group = members(j, kv);
     thread_local std::vector<float> alpha;  // kept from call to call
     alpha.resize(static_cast<std::size_t>(tokens));
     for (std::int64_t k = 0; k < tokens; ++k) {
       alpha[static_cast<std::size_t>(k)] =
           scratch_.vectors
-              .score(summary, kv, group.semantic.row(k, kv), spec_.dtype,
-                     group.positional.row(k, kv), spec_.dtype)
+              .score(summary, kv, group.semantic.row(k), group.semantic.dtype,
+                     group.positional.row(k), group.positional.dtype)
               .value;
     }
     const GroupWeights weights = group_weights(alpha);
@@ -151,10 +175,10 @@ class Batch {
     float* positional = semantic + shape_.d_semantic();
     const bool has_mass = spec_.settings.mass == Mass::score;
     const bool rotates = spec_.settings.positions == Positions::entry;
-    pool_rows(spec_.settings.semantic_pool, stored_rows(group.semantic, kv), best, alpha, semantic);
+    pool_rows(spec_.settings.semantic_pool, member_rows(group.semantic), best, alpha, semantic);
     // The mass is that of the keys at token positions (mechanism §10).
     if (has_mass || !rotates) {
-      pool_rows(spec_.settings.positional_pool, stored_rows(group.positional, kv), best, alpha,
+      pool_rows(spec_.settings.positional_pool, member_rows(group.positional), best, alpha,
                 positional);
     }
     if (has_mass) {
@@ -163,16 +187,12 @@ class Batch {
       state_.groups.bias(j)[kv] = weights.top + std::log(weights.sum) - own;
     }
     if (rotates) {
-      pool_rows(spec_.settings.positional_pool, rotated_rows(group.positional, kv, j), best, alpha,
+      pool_rows(spec_.settings.positional_pool, rotated_rows(group.positional, j), best, alpha,
                 positional);
     }
-    store(semantic, shape_.d_semantic(), kv, state_.groups.semantic(j));
-    store(positional, shape_.d_positional(), kv, state_.groups.positional(j));
-  }
-
-  void store(const float* pooled, std::int64_t width, std::int64_t kv, std::byte* row) const {
-    vector_store(pooled, width, spec_.dtype,
-                 row + kv * width * static_cast<std::int64_t>(dtype_bytes(spec_.dtype)));
+    float* scales = state_.format.int8() ? state_.groups.scales(j) : nullptr;
+    state_.format.semantic_write(kv, semantic, state_.groups.semantic(j), scales);
+    state_.format.positional_write(kv, positional, state_.groups.positional(j), scales);
   }
 
   const LayerWeights& weights_;
@@ -225,13 +245,15 @@ void condense(Context& context, const LayerWeights& weights, std::span<const Run
     const Scratch scratch(carver, run.cache->spec());
     Batch(weights, run, scratch, t.first, t.count).condense();
   });
+  std::vector<float> archived;
   for (const Task& t : tasks) {
     const Cache::State& state = runs[t.run].cache->state();
     if (state.archive == nullptr) continue;
     for (std::int64_t j = t.first; j < t.first + t.count; ++j) {
       const Range range = state.layout.group_range(j);
       const std::int64_t row = range.begin - state.dropped - state.sink.rows();
-      state.archive->store(j, range.begin, state.view(state.window, row, range.size()));
+      const CacheRows rows = Cache::State::stored(state.window, row, range.size());
+      state.archive->store(j, range.begin, state.values(rows, archived));
     }
   }
 }

@@ -9,7 +9,10 @@
 // clang-format on
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/bf16.h"
 
@@ -91,6 +94,44 @@ void VectorStore(const float* from, std::int64_t count, DType dtype, void* to) {
 
 // The loops below are plain: the compiler vectorises them.
 
+float VectorQuantise(const float* HWY_RESTRICT from, std::int64_t count,
+                     std::int8_t* HWY_RESTRICT to) {
+  constexpr float kMost = 127;
+  constexpr std::uint32_t kLeast = 0x0da24260;     // 1e-30
+  constexpr std::uint32_t kInfinity = 0x7f800000;  // NaNs are above
+  // Compared as whole numbers, magnitudes are in order and a NaN is the largest.
+  std::uint32_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(from[i]) & 0x7fffffffU);
+  }
+  if (largest < kLeast || largest >= kInfinity) {
+    std::fill_n(to, count, std::int8_t{0});
+    return largest < kLeast ? 0.0F : std::numeric_limits<float>::quiet_NaN();
+  }
+  // Rounded to 17 bits.
+  const auto bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(largest) / kMost);
+  const auto scale = std::bit_cast<float>((bits + 0x40U) & ~0x7fU);
+  const float inverse = 1.0F / scale;
+  // The product is rounded before it is rounded to a whole number: alike on every processor.
+  for (std::int64_t i = 0; i < count; ++i) {
+    to[i] = static_cast<std::int8_t>(static_cast<std::int32_t>(std::rint(from[i] * inverse)));
+  }
+  return scale;
+}
+
+void VectorDequantise(const std::int8_t* HWY_RESTRICT from, float scale, std::int64_t count,
+                      DType dtype, void* to) {
+  if (dtype == DType::f32) {
+    float* HWY_RESTRICT out = static_cast<float*>(to);
+    for (std::int64_t i = 0; i < count; ++i) out[i] = scale * static_cast<float>(from[i]);
+    return;
+  }
+  auto* HWY_RESTRICT out = static_cast<std::uint16_t*>(to);
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = bf16_from_f32(scale * static_cast<float>(from[i]));
+  }
+}
+
 void VectorAngles(const RowRotation& rotation, std::int64_t difference, float* angles) {
   constexpr float kRadians = 0x1.921fb6p-30F;  // 2π / 2³²
   const std::uint64_t* HWY_RESTRICT steps = rotation.steps;
@@ -169,6 +210,8 @@ HWY_EXPORT(VectorSumRows);
 HWY_EXPORT(VectorWiden);
 HWY_EXPORT(VectorMax);
 HWY_EXPORT(VectorStore);
+HWY_EXPORT(VectorQuantise);
+HWY_EXPORT(VectorDequantise);
 HWY_EXPORT(VectorAngles);
 HWY_EXPORT(VectorRotate);
 
@@ -190,6 +233,13 @@ void vector_max(const void* x, DType dtype, std::int64_t count, float* y) {
 }
 void vector_store(const float* from, std::int64_t count, DType dtype, void* to) {
   HWY_DYNAMIC_DISPATCH(VectorStore)(from, count, dtype, to);
+}
+float vector_quantise(const float* from, std::int64_t count, std::int8_t* to) {
+  return HWY_DYNAMIC_DISPATCH(VectorQuantise)(from, count, to);
+}
+void vector_dequantise(const std::int8_t* from, float scale, std::int64_t count, DType dtype,
+                       void* to) {
+  HWY_DYNAMIC_DISPATCH(VectorDequantise)(from, scale, count, dtype, to);
 }
 void vector_angles(const RowRotation& rotation, std::int64_t difference, float* angles) {
   HWY_DYNAMIC_DISPATCH(VectorAngles)(rotation, difference, angles);

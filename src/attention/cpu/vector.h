@@ -27,6 +27,15 @@ void vector_max(const void* x, DType dtype, std::int64_t count, float* y);
 /// Writes float32 values in either dtype, rounding to nearest even.
 void vector_store(const float* from, std::int64_t count, DType dtype, void* to);
 
+/// Rounds float32 values to 8 bits: value ≈ scale·q, |q| ≤ 127. Returns the scale, which has 17
+/// significant bits: scale·q is then exact in float32, and rounding that again changes nothing. A
+/// row with a NaN or an infinity gets the scale NaN; one below 1e-30 becomes zero.
+float vector_quantise(const float* from, std::int64_t count, std::int8_t* to);
+
+/// to = scale·q, in either dtype.
+void vector_dequantise(const std::int8_t* from, float scale, std::int64_t count, DType dtype,
+                       void* to);
+
 /// How rows are rotated on to another position; `steps` as in attention/rotate.h.
 struct RowRotation {
   RopeLayout layout = RopeLayout::halves;

@@ -3,6 +3,7 @@
 #include "attention/reference/attend.h"
 #include "attention/reference/condense.h"
 #include "attention/reference/heads.h"
+#include "attention/reference/int8.h"
 #include "core/error.h"
 
 #include <utility>
@@ -17,8 +18,14 @@ Result attention(const LayerSpec& spec, const LayerWeights& weights, const Queri
   if (tokens < 1) fail_input("attention needs at least one token");
 
   const Projections projections = read_projections(shape, weights);
-  const Sequence sequence = read_sequence(shape, projections, queries, entries, {0, tokens});
+  Sequence sequence = read_sequence(shape, projections, queries, entries, {0, tokens});
+  const bool int8 = spec.storage == CacheStorage::int8;
+  if (int8) {
+    round_int8(shape, Layout(spec.settings).sink, sequence.semantic, sequence.positional);
+    sequence.keys = rebuild_keys(shape, projections, sequence.semantic, sequence.positional);
+  }
   Representatives representatives = condense(spec, projections, sequence, prompts);
+  if (int8) round_int8(shape, 0, representatives.semantic, representatives.positional);
   Attended attended = attend(spec, rebuild_scene(shape, projections, sequence, representatives));
 
   Result result;

@@ -30,7 +30,8 @@ struct Result {
 };
 
 /// Attention over a sequence whose first `prompt` tokens were prefilled and the rest decoded. The
-/// tensors may be float32 or bfloat16 and are read exactly; spec.dtype has no effect here.
+/// tensors may be float32 or bfloat16 and are read exactly; spec.dtype has no effect here, while
+/// rows of 8 bits (spec.storage) are rounded to them.
 Result attention(const LayerSpec& spec, const LayerWeights& weights, const Queries& queries,
                  const Entries& entries, std::int64_t prompt);
 

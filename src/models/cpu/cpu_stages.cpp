@@ -141,6 +141,9 @@ Queries CpuStages::project_queries(const DecoderLayer& layer, const float* norme
 Entries CpuStages::project_entries(const DecoderLayer& layer, const float* normed, RowRange rows,
                                    bool queries_too) {
   const std::span<const std::int64_t> runs = runs_of(rows);
+  // Rows of 8 bits are rounded once, by the cache.
+  const bool int8 = model_.info.cache == CacheStorage::int8;
+  const DType dtype = int8 ? DType::f32 : model_.cache_dtype;
   std::array<LinearCall, 3> calls;
   std::size_t count = 0;
   if (queries_too) calls[count++] = first_query_call(layer, rows.count);
@@ -153,7 +156,7 @@ Entries CpuStages::project_entries(const DecoderLayer& layer, const float* norme
              config().latent_norm_eps, latent, width);
     rotate(latent + shape().d_latent, rows.count, 1, width, shape().d_rope, rows.first);
     const StoredRows stored =
-        stored_rows(context_, model_.cache_dtype, latent, rows.count, width, act_.rounded_keys);
+        stored_rows(context_, dtype, latent, rows.count, width, act_.rounded_keys);
     return {stored.view(rows.count, 1, width, 0, shape().d_latent),
             stored.view(rows.count, 1, width, shape().d_latent, shape().d_rope)};
   }
@@ -166,10 +169,9 @@ Entries CpuStages::project_entries(const DecoderLayer& layer, const float* norme
   calls[count++] = {&layer.v, v};
   linear_group(context_, std::span(calls).first(count), model_.product, normed, runs);
   rotate(k, rows.count, kv_heads, key_width, shape().d_rope, rows.first);
-  const StoredRows keys =
-      stored_rows(context_, model_.cache_dtype, k, rows.count, key_width, act_.rounded_keys);
+  const StoredRows keys = stored_rows(context_, dtype, k, rows.count, key_width, act_.rounded_keys);
   const StoredRows values =
-      stored_rows(context_, model_.cache_dtype, v, rows.count, value_width, act_.rounded_values);
+      stored_rows(context_, dtype, v, rows.count, value_width, act_.rounded_values);
   return {values.view(rows.count, kv_heads, shape().d_value, 0, shape().d_value),
           keys.view(rows.count, kv_heads, shape().d_rope, 0, shape().d_rope)};
 }
