@@ -79,9 +79,9 @@ void flags_add(CLI::App& app, ServeFlags& flags) {
   flags.log.add(app, "--log", "FILE", "where requests are logged (default: standard error)");
   app.add_flag("--log-prompts", flags.log_prompts, "log bodies of requests too");
   flags.drain.add(app, "--drain", "SECONDS", "how long a stop waits for running requests", "30");
-  flags.progress.add(app, "--progress", "SECONDS",
-                     "between two comments of a stream on how far its prompt is read; 0: every step",
-                     "0.25");
+  flags.progress.add(
+      app, "--progress", "SECONDS",
+      "between two comments of a stream on how far its prompt is read; 0: every step", "0.25");
   flags.model.add_for_measuring(app);
 }
 
