@@ -34,6 +34,10 @@ struct Isa {
     const Bytes there = by >= 0 ? _mm256_slli_epi16(q, by) : _mm256_srli_epi16(q, -by);
     return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(mask)));
   }
+  /// q, and 16 where bit `bit` is set.
+  static Bytes with_sixteen(Bytes q, Bytes bits, int bit) {
+    return merge(q, moved(bits, 4 - bit, 16));
+  }
   /// 16 where the bit of a row and column is set; four bits a row.
   static Bytes fifth(const std::uint8_t* bits, int lane) {
     int word;

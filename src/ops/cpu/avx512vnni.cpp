@@ -34,6 +34,12 @@ struct Isa {
                                 : _mm512_srli_epi16(q, static_cast<unsigned>(-by));
     return _mm512_and_si512(there, _mm512_set1_epi8(static_cast<char>(mask)));
   }
+  /// q, and 16 where bit `bit` is set.
+  static Bytes with_sixteen(Bytes q, Bytes bits, int bit) {
+    const __mmask64 set =
+        _mm512_test_epi8_mask(bits, _mm512_set1_epi8(static_cast<char>(1 << bit)));
+    return _mm512_mask_add_epi8(q, set, q, _mm512_set1_epi8(16));
+  }
   /// 16 where the bit of a row and column is set; four bits a row.
   static Bytes fifth(const std::uint8_t* bits, int) {
     std::uint64_t set;

@@ -20,6 +20,10 @@ struct Neon {
     return vandq_u8(vshlq_u8(q, vdupq_n_s8(static_cast<std::int8_t>(by))),
                     vdupq_n_u8(static_cast<std::uint8_t>(mask)));
   }
+  /// q, and 16 where bit `bit` is set.
+  static Bytes with_sixteen(Bytes q, Bytes bits, int bit) {
+    return merge(q, moved(bits, 4 - bit, 16));
+  }
   /// 16 where the bit of a row and column is set; four bits a row.
   static Bytes fifth(const std::uint8_t* bits, int lane) {
     const std::uint8_t* two = bits + lane / 2;

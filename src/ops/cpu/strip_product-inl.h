@@ -8,7 +8,7 @@
 //   kLanes            rows of a strip in one vector, four columns of each
 //   kSignedBytes      whether bytes are multiplied as they are, signed, or moved by 128
 //   Bytes, Floats     vectors
-//   load, low_bits, high_bits, fifth, merge, moved    quants
+//   load, low_bits, high_bits, fifth, merge, moved, with_sixteen    quants
 //   halves, bytes, signed_bytes, and so on            scales, as float32
 //   Accumulator<kLargest, kSigned>                    Σ q·x̂ of |q| ≤ kLargest
 //
@@ -77,7 +77,7 @@ struct KRuns {
     const auto q = run % 2 == 0 ? Isa::low_bits(both) : Isa::high_bits(both);
     if constexpr (!kFifth) return q;
     const auto bits = Isa::load(block + kFifthAt + 64 * group + 4 * lane);
-    return Isa::merge(q, Isa::moved(bits, 4 - run, 16));
+    return Isa::with_sixteen(q, bits, run);
   }
 };
 
