@@ -187,7 +187,8 @@ TEST(Int8Cache, ASelectedKeyIsOneOfTheGroupsToTheBit) {
     Context context(1);
     Feed feed(layer, tokens);
     feed_forward(context, feed, tokens.count);
-    Feed exact(layer.with(wide.settings), tokens);
+    const Layer exact_layer = layer.with(wide.settings);
+    Feed exact(exact_layer, tokens);
     feed_forward(context, exact, tokens.count);
     std::vector<float> values;
     const Cache::State& state = exact.cache.state();
