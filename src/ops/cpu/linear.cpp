@@ -170,7 +170,8 @@ struct Scratch {
       if (!native) wide_x = carver.take<float>(rows.total * in);
     }
     if (unpacks) {
-      wide_bytes = align_up(static_cast<std::size_t>(weight_rows * in) * sizeof(float));
+      wide_bytes = align_up(std::max(static_cast<std::size_t>(weight_rows * in) * sizeof(float),
+                                     integers ? strips_many_bytes(in) : 0));
       panel_bytes =
           wide_bytes + align_up(static_cast<std::size_t>(weight_rows * in) * sizeof(bf16_bits));
       panels = carver.take<std::byte>(static_cast<std::int64_t>(panel_bytes) * threads);

@@ -84,15 +84,25 @@ namespace {
 
 constexpr std::int64_t kBlock = 32;
 
+void quants_take(Carver& carver, std::int64_t values, QuantisedRows& rows) {
+  rows.high = carver.take<std::int8_t>(values);
+  rows.low = carver.take<std::int8_t>(values);
+}
+
+void quants_take(Carver& carver, std::int64_t values, WordRows& rows) {
+  rows.words = carver.take<std::int16_t>(values);
+}
+
+/// Rows of either form in one piece of memory.
+template <typename Rows>
 struct Pieces {
-  QuantisedRows rows;
+  Rows rows;
   std::size_t used = 0;
 
   Pieces(std::byte* memory, std::int64_t count, std::int64_t columns) {
     Carver carver(memory);
     rows.blocks = columns / kBlock;
-    rows.high = carver.take<std::int8_t>(count * columns);
-    rows.low = carver.take<std::int8_t>(count * columns);
+    quants_take(carver, count * columns, rows);
     rows.scales = carver.take<float>(count * rows.blocks);
     rows.sums = carver.take<float>(count * rows.blocks * 2);
     used = carver.used();
@@ -102,40 +112,22 @@ struct Pieces {
 }  // namespace
 
 std::size_t quantised_bytes(std::int64_t rows, std::int64_t columns) {
-  return Pieces(nullptr, rows, columns).used;
+  return Pieces<QuantisedRows>(nullptr, rows, columns).used;
 }
 
 QuantisedRows quantise_rows(const float* x, std::int64_t rows, std::int64_t columns,
                             std::byte* memory) {
-  const QuantisedRows to = Pieces(memory, rows, columns).rows;
+  const QuantisedRows to = Pieces<QuantisedRows>(memory, rows, columns).rows;
   HWY_DYNAMIC_DISPATCH(QuantiseBlocks)(x, rows * to.blocks, to);
   return to;
 }
 
-namespace {
-
-struct WordPieces {
-  WordRows rows;
-  std::size_t used = 0;
-
-  WordPieces(std::byte* memory, std::int64_t count, std::int64_t columns) {
-    Carver carver(memory);
-    rows.blocks = columns / kBlock;
-    rows.words = carver.take<std::int16_t>(count * columns);
-    rows.scales = carver.take<float>(count * rows.blocks);
-    rows.sums = carver.take<float>(count * rows.blocks * 2);
-    used = carver.used();
-  }
-};
-
-}  // namespace
-
 std::size_t words_bytes(std::int64_t rows, std::int64_t columns) {
-  return WordPieces(nullptr, rows, columns).used;
+  return Pieces<WordRows>(nullptr, rows, columns).used;
 }
 
 WordRows words_carve(std::int64_t rows, std::int64_t columns, std::byte* memory) {
-  return WordPieces(memory, rows, columns).rows;
+  return Pieces<WordRows>(memory, rows, columns).rows;
 }
 
 WordRows words_from(const WordRows& rows, std::int64_t first) {
