@@ -7,7 +7,7 @@ import numpy
 import pytest
 import ruler_hashes
 
-from lca.data import ANSWER, NONE, TEXT, RowOptions, tasks, templates, words
+from lca.data import ANSWER, NONE, TEXT, RowOptions, phrases, tasks, templates, words
 from lca.data.rows import RowMaker
 from lca.data.tokenizers import BytesTokenizer, chat_form
 
@@ -40,8 +40,8 @@ def test_no_wording_shares_four_words_with_ruler():
     _, theirs = ruler_hashes.known()
     assert ruler_hashes.hash_of("one of the special") in theirs
     assert ruler_hashes.hash_of("memorize and track the") in theirs
-    written = templates.wordings()
-    for seed in range(300):
+    written = templates.wordings() + phrases.parts()
+    for seed in range(1500):
         draw = random.Random(seed)
         task = tasks.Maker(draw, 24, VALUES).make(draw.choice([name for name in tasks.TASKS if name != "passage"]))
         written += [plant.text for plant in task.plants]
@@ -50,6 +50,18 @@ def test_no_wording_shares_four_words_with_ruler():
                 if ruler_hashes.hash_of(phrase) in theirs]
     for word in ("magic", "memorize", "quiz", "VAR "):
         assert not [text for text in written if word in text]
+
+
+def test_wordings_that_are_put_together_are_many_and_whole():
+    draw = random.Random(1)
+    for make_one, least in ((phrases.statement, 4000), (phrases.statement_more, 2000), (phrases.question, 1000),
+                            (phrases.reply, 400)):
+        made = {make_one(draw) for _ in range(5000)}
+        assert len(made) >= least
+        for each in made:
+            text, places = tasks.fill(each, r="shelf mark", rs="shelf marks", k="Kelinthorpe", v="4471093")
+            assert not re.search(r"\{(of|is|where|q|r|rs|k|v)\}", text), text
+            assert make_one is phrases.question or [text[a:b] for a, b in places["v"]] == ["4471093"]
 
 
 def test_names_are_no_words_of_ruler_and_numbers_have_many_lengths():

@@ -76,7 +76,7 @@ class RowMaker:
         self._tokenizer, self._form, self._options = tokenizer, form, options
         self._stops = sentence_ends(tokenizer)
         ratio = len(_SENTENCE) / len(tokenizer.encode([_SENTENCE])[0])
-        self._ratio, self._cap = ratio, int(options.density * options.length / (220 / ratio + 12))
+        self._ratio, self._cap = ratio, int(options.density * options.length / (tasks.FACT_SIZE / ratio + 12))
 
     def row(self, draw: random.Random, text: numpy.ndarray) -> Row:
         """A row whose text is the beginning of `text` (at least a row's length)."""

@@ -10,7 +10,7 @@ import random
 import string
 from collections.abc import Callable
 
-from lca.data import templates, words
+from lca.data import phrases, templates, words
 
 Span = tuple[int, int]
 
@@ -74,7 +74,8 @@ class Maker:
 
     def __init__(self, draw: random.Random, cap: int, kinds: dict[str, float]) -> None:
         self._draw, self._cap, self._kinds = draw, max(1, cap), kinds
-        self._relation, self._relations = draw.choice(templates.RELATIONS)
+        self._relation, self._relations = (phrases.relation(draw) if draw.random() < COMPOSED
+                                           else draw.choice(templates.RELATIONS))
 
     def make(self, name: str) -> Task:
         task = TASKS[name](self)
@@ -83,6 +84,10 @@ class Maker:
 
     def _count(self, low: int, high: int) -> int:
         return self._draw.randint(min(low, self._cap), min(high, self._cap))
+
+    def _wording(self, fixed: tuple[str, ...], composed: Callable[[random.Random], str]) -> str:
+        """A template out of a list, or one that is put together."""
+        return composed(self._draw) if self._draw.random() < COMPOSED else self._draw.choice(fixed)
 
     def _fields(self, key: str, value: str | list[str]) -> dict[str, str | list[str]]:
         return {"r": self._relation, "rs": self._relations, "k": key, "v": value}
@@ -99,7 +104,8 @@ class Maker:
     def _ask(self, key: str, value: str) -> Turn:
         if self._draw.random() < 0.3:
             return self._turn(self._draw.choice(templates.BARE_QUESTIONS), "{v}", key, value)
-        return self._turn(self._draw.choice(templates.QUESTIONS), self._draw.choice(templates.REPLIES), key, value)
+        return self._turn(self._wording(templates.QUESTIONS, phrases.question),
+                          self._wording(templates.REPLIES, phrases.reply), key, value)
 
     def _ask_several(self, keys: list[str], found: list[str]) -> Turn:
         question, _ = fill(self._draw.choice(templates.SEVERAL_QUESTIONS), r=self._relation, rs=self._relations,
@@ -116,7 +122,7 @@ class Maker:
 
     def _facts(self, count: int) -> tuple[list[str], list[str], list[Plant]]:
         keys, found = words.keys(self._draw, count), words.values(self._draw, count, self._kinds)
-        plants = [self._plant(self._draw.choice(templates.STATEMENTS), key, value, self._draw.random())
+        plants = [self._plant(self._wording(templates.STATEMENTS, phrases.statement), key, value, self._draw.random())
                   for key, value in zip(keys, found)]
         return keys, found, plants
 
@@ -145,9 +151,10 @@ class Maker:
         """One key with several values, all asked for in their order; some facts of other keys."""
         count, others = self._count(2, 6), self._draw.randint(0, max(0, min(3, self._cap - 6)))
         keys, found = words.keys(self._draw, 1 + others), words.values(self._draw, count + others, self._kinds)
-        plants = [self._plant(self._draw.choice(templates.SHARED_STATEMENTS), keys[0], value, depth)
+        plants = [self._plant(self._wording(templates.SHARED_STATEMENTS, phrases.statement_more), keys[0], value, depth)
                   for value, depth in zip(found, _depths(self._draw, count))]
-        plants += [self._plant(self._draw.choice(templates.STATEMENTS), key, value, self._draw.random(), asked=False)
+        plants += [self._plant(self._wording(templates.STATEMENTS, phrases.statement), key, value, self._draw.random(),
+                               asked=False)
                    for key, value in zip(keys[1:], found[count:])]
         turn = self._turn(self._draw.choice(templates.SHARED_QUESTIONS),
                           self._draw.choice(templates.SHARED_REPLIES), keys[0], found[:count])
@@ -215,10 +222,34 @@ class Maker:
         return Task("", [], [], passages=self._draw.randint(1, min(max(3, self._cap // 6), self._cap)))
 
 
+    def several(self) -> Task:
+        """Small tasks of all kinds in one row, as many as it holds, their questions in any order."""
+        left = self._cap * FACT_SIZE
+        whole = Task("", [], [])
+        while left > 0:
+            name = self._draw.choices(list(PARTS), list(PARTS.values()))[0]
+            part = Maker(self._draw, min(8, 1 + left // FACT_SIZE), self._kinds).make(name)
+            whole.plants += part.plants
+            whole.turns += part.turns
+            whole.passages += part.passages
+            left -= (sum(len(plant.text) for plant in part.plants) + 3 * FACT_SIZE * part.passages
+                     + sum(len(turn.question) + len(turn.reply) + TURN_SIZE for turn in part.turns))
+        self._draw.shuffle(whole.turns)
+        return whole
+
+
+#: Share of wordings that are put together (lca.data.phrases); the others are out of the lists of lca.data.templates.
+COMPOSED = 0.7
+#: Characters that a fact takes, with its question and reply, and those around a question.
+FACT_SIZE, TURN_SIZE = 220, 40
+#: What `several` is made of, and how often.
+PARTS = {"facts": 4.0, "fact": 1.0, "distractors": 0.5, "values": 1.0, "reversed": 0.5, "chain": 0.7, "records": 0.5,
+         "border": 1.0, "passage": 0.5}
+
 TASKS: dict[str, Callable[[Maker], Task]] = {
     "fact": Maker.fact, "facts": Maker.facts, "distractors": Maker.distractors, "values": Maker.values,
     "reversed": Maker.reversed, "chain": Maker.chain, "records": Maker.records, "border": Maker.border,
-    "passage": Maker.passage,
+    "passage": Maker.passage, "several": Maker.several,
 }
 
 

@@ -1,0 +1,137 @@
+"""Wordings that are put together from parts: statements, questions and replies of tens of thousands of forms.
+
+A model that sees a few dozen sentences over and over learns those; one that never meets the same sentence twice learns
+to keep whatever is said of something. Results are templates: {r} the relation, {rs} its plural, {k} the key, {v} the
+value. No four words in a row are RULER's (python/tests/test_data_tasks.py).
+"""
+
+from __future__ import annotations
+
+import random
+
+KINDS = ("hidden", "private", "current", "official", "assigned", "final", "temporary", "internal", "agreed", "usual",
+         "second", "older", "new", "printed", "spoken", "written", "recorded", "local", "foreign", "emergency", "daily",
+         "winter", "public", "sealed", "spare", "true", "former", "given", "personal", "provisional", "confirmed", "test",
+         "master", "group", "field", "night", "harbour", "office", "customs", "service", "union", "school", "station")
+THINGS = (("number", "numbers"), ("code", "codes"), ("word", "words"), ("figure", "figures"), ("entry", "entries"),
+          ("value", "values"), ("identifier", "identifiers"), ("name", "names"),
+          ("mark", "marks"), ("sign", "signs"), ("phrase", "phrases"), ("reference", "references"), ("key", "keys"),
+          ("note", "notes"), ("address", "addresses"), ("line", "lines"), ("count", "counts"), ("total", "totals"),
+          ("sum", "sums"), ("date", "dates"), ("result", "results"), ("record", "records"), ("symbol", "symbols"),
+          ("string", "strings"), ("setting", "settings"), ("signal", "signals"), ("title", "titles"),
+          ("combination", "combinations"), ("formula", "formulas"), ("quantity", "quantities"), ("message", "messages"),
+          ("index", "indexes"), ("designation", "designations"), ("marker", "markers"), ("alias", "aliases"),
+          ("measurement", "measurements"), ("reply", "replies"), ("item", "items"), ("detail", "details"))
+
+OPENERS = ("", "", "", "", "By the way, ", "For the record: ", "Remember that ", "Note: ", "It is known that ",
+           "As everybody agreed, ", "Somebody added that ", "At this point it should be said that ", "Fact: ", "N.B. ",
+           "(Aside) ", "They told us that ", "It says here that ", "Keep in mind: ", "To be precise, ", "In short, ",
+           "A slip of paper said: ", "The notice read: ", "From the files: ", "Incidentally, ", "As far as we know, ",
+           "Do not forget: ", "Later it was learned that ", "Let it be stated that ", "One more thing: ", "- ", "* ",
+           "He wrote in his diary that ", "The caption says ", "Here is what matters: ", "Update: ", "P.S. ")
+OF = ("of", "for", "belonging to", "attached to", "kept for", "assigned to", "linked with", "reserved for", "held by",
+      "given to", "connected with", "listed for", "that goes with", "registered for", "concerning", "noted beside")
+IS = (" is ", " is ", " is: ", ": ", " = ", " was ", " reads ", " reads: ", " equals ", " has been fixed as ",
+      " turned out to be ", ", namely ", " - ", " is given as ", " -> ", " must be ", " stays ", " became ",
+      " is now ", " is the following: ", " happens to be ", ", which is ", " is set to ", " is recorded as ", " is \"{q}\"")
+IS_KEY = (" has the {r} {v}", " has {v} as its {r}", " comes with the {r} {v}", " carries the {r} {v}",
+          ", {r}: {v}", " ({r} {v})", " uses {v} as {r}", " is filed under the {r} {v}", " got the {r} {v}",
+          "'s {r} is {v}", "'s {r}: {v}", " shows {v} where the {r} should be", " is known by its {r}, {v}",
+          " keeps {v} for a {r}", " answers to the {r} {v}", " received {v} as a {r}", " - {r}: {v}")
+VALUE_FIRST = ("{v} is the {r} {of} {k}", "{v}: that is the {r} {of} {k}", "{v} serves as the {r} {of} {k}",
+               "{v} was chosen as the {r} {of} {k}", "the value {v} is the {r} {of} {k}", "{v}, the {r} {of} {k}",
+               "they settled on {v} for the {r} {of} {k}", "you will find {v} given as the {r} {of} {k}",
+               "{v} stands for the {r} {of} {k}")
+BRACKETS = ("[{r} {of} {k} = {v}]", "<{k}> {r}: {v}", "{k} / {r} / {v}", "({k}; {r}; {v})", "{r}[{k}] = {v}",
+            "{k}\t{r}\t{v}", "# {k}: {r} {v}", "{{{k}: {v}}} ({r})", "| {k} | {r} | {v} |", "{r} ({k}): {v}",
+            "** {r}, {k}: {v} **", "{k} => {v} [{r}]", "set the {r} {of} {k} to {v}")
+CLOSERS = (".", ".", ".", ".", ".", "", "!", ";", ", they say.", ", as far as anyone knows.", " and nothing else.",
+           ". Keep that in mind.", ", according to the list.", ". That is all.", " (checked twice).", ", for certain.",
+           " at present.", ", it is said.")
+MORE = ("another {r} {of} {k}{is}{v}", "a further {r} {of} {k}{is}{v}", "{k} also has the {r} {v}",
+        "{v} is one more {r} {of} {k}", "{k}, next {r}: {v}", "among the {rs} {of} {k} there is {v}",
+        "one {r} {of} {k}{is}{v}", "{k} has {v} among its {rs}")
+
+ASKS = ("What is the {r} {of} {k}{where}?", "Which {r} is the one {of} {k}{where}?", "Tell me the {r} {of} {k}{where}.",
+        "Do you recall the {r} {of} {k}{where}?", "Please give the {r} {of} {k}{where}.", "{k}: what is its {r}{where}?",
+        "What was said to be the {r} {of} {k}{where}?", "Find the {r} {of} {k}{where}.", "And the {r} {of} {k}?",
+        "I would like to know the {r} {of} {k}{where}.", "Can you repeat the {r} {of} {k}{where}?",
+        "Name the {r} {of} {k}{where}.", "How does the {r} {of} {k} read{where}?", "Now the {r} {of} {k}, please.",
+        "Somewhere there was a {r} {of} {k}. What was it?", "Which {r} goes with {k}{where}?", "{k} - {r}?",
+        "What {r} did you see {of} {k}{where}?", "State the {r} {of} {k} exactly.", "Give me the {r} {of} {k}{where}.")
+WHERE = ("", "", "", " in the text", " in the pages above", " according to the document", " as stated above",
+         " that the text gives", " from what you have read", " in what came before", " as written there",
+         " that was named earlier", " in this document", " from the passage above")
+TELLS = ("The {r} {of} {k}{where}{is}{v}.", "The {r} {of} {k}{is}{v}.", "{k}: {v}", "{r}: {v}", "{v}", "{v}.",
+         "It is {v}.", "It was {v}.", "The answer is {v}.", "Answer: {v}", "{k} has the {r} {v}.", "That is {v}.",
+         "The text gives {v}.", "{v} is the {r} {of} {k}.", "You find it above: {v}", "The {r} you ask for is {v}.",
+         "The {r}{is}{v}.", "As stated, it is {v}.", "Its {r} is {v}.", "For {k} the text has {v}.")
+
+
+def relation(draw: random.Random) -> tuple[str, str]:
+    """What is said of a key, and its plural."""
+    one, many = draw.choice(THINGS)
+    kind = draw.choice(KINDS) + " " if draw.random() < 0.75 else ""
+    return kind + one, kind + many
+
+
+def _filled(draw: random.Random, template: str, **parts: str) -> str:
+    """The parts put into a template whose other fields stay."""
+    template = template.replace("{of}", parts.get("of") or draw.choice(OF))
+    for name, text in parts.items():
+        template = template.replace("{" + name + "}", text)
+    return template
+
+
+def _is(draw: random.Random) -> str:
+    """Between a relation and its value; a quoted value ends with its quote."""
+    return draw.choice(IS)
+
+
+def _joined(template: str, link: str) -> str:
+    """A template whose {is}{v} is a link and the value."""
+    return template.replace("{is}{v}", link.replace("{q}", "{v}") if "{q}" in link else link + "{v}")
+
+
+def statement(draw: random.Random) -> str:
+    """Says a value of a key."""
+    form = draw.random()
+    if form < 0.12:
+        return _filled(draw, draw.choice(BRACKETS))
+    if form < 0.5:
+        body = _joined("the {r} {of} {k}{is}{v}", _is(draw))
+    elif form < 0.75:
+        body = "{k}" + draw.choice(IS_KEY)
+    else:
+        body = draw.choice(VALUE_FIRST)
+    return _filled(draw, _opened(draw, body) + draw.choice(CLOSERS))
+
+
+def statement_more(draw: random.Random) -> str:
+    """Says one of several values of a key."""
+    return _filled(draw, _opened(draw, _joined(draw.choice(MORE), _is(draw))) + draw.choice(CLOSERS))
+
+
+def _opened(draw: random.Random, body: str) -> str:
+    opener = draw.choice(OPENERS)
+    if opener and not opener.endswith((": ", "- ", "* ", ". ")):
+        return opener + body
+    return opener + (body[0].upper() + body[1:] if body[0].isalpha() else body)
+
+
+def question(draw: random.Random) -> str:
+    """Asks for the value of a key."""
+    return _filled(draw, draw.choice(ASKS), where=draw.choice(WHERE))
+
+
+def reply(draw: random.Random) -> str:
+    """Answers with the value."""
+    return _filled(draw, _joined(draw.choice(TELLS), _is(draw)), where=draw.choice(WHERE))
+
+
+def parts() -> list[str]:
+    """Every part above, for tests."""
+    found = [*KINDS, *(word for pair in THINGS for word in pair)]
+    for value in (OPENERS, OF, IS, IS_KEY, VALUE_FIRST, BRACKETS, CLOSERS, MORE, ASKS, WHERE, TELLS):
+        found.extend(value)
+    return found
