@@ -122,7 +122,7 @@ def main():
     parser.add_argument("arm")
     parser.add_argument("--lca", type=pathlib.Path, required=True)
     parser.add_argument("--texts", type=pathlib.Path, required=True)
-    parser.add_argument("--adapters", type=pathlib.Path, default=pathlib.Path("models"))
+    parser.add_argument("--adapters", type=pathlib.Path, default=pathlib.Path("adapters"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--parts", default=",".join(PARTS))

@@ -287,10 +287,14 @@ def test_recipes_are_configurations(tmp_path, monkeypatch):
     config = config_read("smollm2", ["loss.text=3", "stages.0.tokens=1M"])
     assert config.loss.text == 3 and config.stages[0].tokens == 1_000_000 and config.lora.rank == 16
     groups = [stage.group for stage in config.stages]
-    for name in ("dense", "window", "fixed", "short"):
+    for name in ("dense", "window", "fixed", "short", "uniform"):
         assert config_read(f"smollm2-{name}").tokens > 1e7
     assert len(configs_read("smollm2-sweep")) == 8 and config_read("smollm2-dense").stages[0].method == "dense"
-    assert groups[:3] == [4, 8, 16] and config.stages[-1].length == 8192 and config.stages[-1].window == 1024
+    assert groups[:2] == [4, 8] and config.stages[-1].length == 8192 and config.stages[-1].window == 1024
+    assert all(sum(1 / size for size in each) == 30 / 16 for each in groups[2:])  # as many representatives as with 16
+    uniform = config_read("smollm2-uniform").stages
+    assert [stage.group for stage in uniform] == [4, 8, *[16] * (len(uniform) - 2)]
+    assert config_read("smollm2-fixed").stages[0].group == groups[2]
     with pytest.raises(ConfigError, match="no place"):
         config_read("smollm2", ["stages.99.tokens=1"])
 

@@ -104,7 +104,7 @@ class RowMaker:
     def _passages(self, draw: random.Random, task: tasks.Task, text: numpy.ndarray) -> list[tuple[float, int]] | None:
         """Chooses passages and makes their turns; returns their depths."""
         length = self._options.length
-        lengths = [min(draw.choice((24, 32, 48, 64, 96)), length // 16) for _ in range(task.passages)]
+        lengths = [min(draw.choice((6, 12, 24, 32, 48, 64, 96)), length // 16) for _ in range(task.passages)]
         cue = max(6, min(12, length // 96))
         room = length - sum(2 * cue + each + 80 + int(160 / self._ratio) for each in lengths) - 160
         if room < length // 4:
