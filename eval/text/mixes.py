@@ -27,9 +27,9 @@ MIXES = (
 )
 
 
-def run(folder, *words):
+def run(*words):
     command = [sys.executable, "-m", "lca.data", *map(str, words)]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stdout.strip().splitlines()[-1]}")
 
@@ -49,7 +49,7 @@ def main():
     def make(mix):
         name, text, amount, flags = mix
         tasks = [] if name.startswith("heldout") else ["--tasks", TASKS]
-        run(options.folder, "mix", text, name, *flags.split(), *tasks, "--tokens", tokens(amount, options.share))
+        run("mix", options.folder / text, options.folder / name, *flags.split(), *tasks, "--tokens", tokens(amount, options.share))
         print(f"{name}: made", flush=True)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for done in [pool.submit(make, mix) for mix in MIXES]:
