@@ -8,8 +8,14 @@ Operators and engine need numpy alone.
 from __future__ import annotations
 
 import importlib
+import pathlib
 import sys
 from typing import TYPE_CHECKING
+
+from lca._libraries import preload
+
+if "torch" not in sys.modules:
+    preload(pathlib.Path(__file__).parent)
 
 from lca._lca import __version__
 from lca.operators import attend, attention, condense, mla_attend, mla_attention, mla_condense, set_threads

@@ -3,6 +3,8 @@
 import ast
 import inspect
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -52,3 +54,19 @@ def test_every_function_has_a_docstring():
 def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="no attribute 'atention'"):
         lca.atention
+
+
+def test_a_library_that_asks_for_cublas_is_told_from_one_that_does_not(tmp_path):
+    from lca._libraries import needed, preload
+    (tmp_path / "with.so").write_bytes(b"\x7fELF\0libcublasLt.so.13\0libc.so.6\0")
+    (tmp_path / "without.so").write_bytes(b"\x7fELF\0libc.so.6\0")
+    assert needed(tmp_path / "with.so") == "libcublasLt.so.13" and needed(tmp_path / "without.so") is None
+    assert preload(tmp_path) is None
+
+
+def test_a_process_has_one_cublas_whichever_is_imported_first():
+    pytest.importorskip("torch")
+    program = ("import lca, torch; print(len({line.split()[-1] for line in open('/proc/self/maps') "
+               "if 'libcublasLt.so' in line}))")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 1
