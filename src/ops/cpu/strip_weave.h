@@ -44,17 +44,18 @@ struct Weave {
   }
 };
 
-/// Q5_K's eight runs, in five words.
+/// Q5_K's eight runs, in five words; those that have no word of their own come last, when all words
+/// are in cache.
 inline constexpr Weave kFiveBits = {5,
                                     8,
                                     5,
                                     {{{{{0, 0, 31}}},
                                       {{{1, 0, 31}}},
-                                      {{{0, 3, 28}, {1, 6, 3}}},
                                       {{{2, 0, 31}}},
                                       {{{3, 0, 31}}},
-                                      {{{1, 2, 8}, {2, 5, 7}, {3, 1, 16}}},
                                       {{{4, 0, 31}}},
+                                      {{{0, 3, 28}, {1, 6, 3}}},
+                                      {{{1, 2, 8}, {2, 5, 7}, {3, 1, 16}}},
                                       {{{3, 6, 3}, {4, 3, 28}}}}}};
 
 /// The four runs of half a block of Q6_K, in three words.
