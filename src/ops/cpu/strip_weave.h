@@ -26,17 +26,20 @@ struct Weave {
 
   /// The words of `runs` quants each, four columns in a word. A run's bits are chosen after those
   /// of the runs before it, which they may not change.
-  constexpr void join(const std::uint32_t* quants, std::uint32_t* to) const {
+  [[gnu::always_inline]] constexpr void join(const std::uint32_t* quants, std::uint32_t* to) const {
     for (int w = 0; w < words; ++w) to[w] = 0;
+#pragma GCC unroll 8
     for (int run = 0; run < runs; ++run) {
       const std::uint32_t missing = quants[run] ^ quant(to, run);
+#pragma GCC unroll 3
       for (const Part& part : parts[static_cast<std::size_t>(run)]) {
         to[part.word] ^= (missing & in_bytes(part.gives)) << part.down;
       }
     }
   }
-  constexpr std::uint32_t quant(const std::uint32_t* from, int run) const {
+  [[gnu::always_inline]] constexpr std::uint32_t quant(const std::uint32_t* from, int run) const {
     std::uint32_t sum = 0;
+#pragma GCC unroll 3
     for (const Part& part : parts[static_cast<std::size_t>(run)]) {
       if (part.gives != 0) sum ^= from[part.word] >> part.down;
     }

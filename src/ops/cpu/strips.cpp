@@ -122,13 +122,15 @@ struct NibblePlace {
         down(4 * (weave.bits == 5 ? run % 2 : run / 2)) {}
 };
 
-/// Nibbles and upper bits of a row's block into the words of a strip.
+/// Nibbles and upper bits of a row's block into the words of a strip. A template, as the table
+/// read at run time takes twice as long.
+template <const Weave& weave>
 void quants_weave(const std::byte* block, std::byte* to, std::size_t row, const Piece& piece) {
-  const Weave& weave = *piece.weave;
   const int above = weave.bits - 4;
   for (std::size_t group = 0; group < 8; ++group) {
     const std::uint32_t upper = word_at(block + piece.upper + 4 * group);
     std::uint32_t quants[8] = {}, words[8];
+#pragma GCC unroll 8
     for (int run = 0; run < weave.runs; ++run) {
       const NibblePlace place(weave, run);
       const std::uint32_t nibbles = word_at(block + piece.from + place.at + 4 * group);
@@ -142,14 +144,15 @@ void quants_weave(const std::byte* block, std::byte* to, std::size_t row, const 
   }
 }
 
+template <const Weave& weave>
 void quants_unweave(const std::byte* from, std::byte* block, std::size_t row, const Piece& piece) {
-  const Weave& weave = *piece.weave;
   const int above = weave.bits - 4;
   for (std::size_t group = 0; group < 8; ++group) {
     std::uint32_t words[8] = {}, nibbles[4] = {}, upper = 0;
     for (std::size_t w = 0; w < static_cast<std::size_t>(weave.words); ++w) {
       words[w] = word_at(from + ((w * 8 + group) * kRows + row) * 4);
     }
+#pragma GCC unroll 8
     for (int run = 0; run < weave.runs; ++run) {
       const NibblePlace place(weave, run);
       const std::uint32_t quant = weave.quant(words, run);
@@ -202,7 +205,8 @@ void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) 
       for (std::size_t r = 0; r < count; ++r) {
         const std::byte* row = rows.row(first + static_cast<std::int64_t>(r)) + block * block_bytes;
         if (piece.weave != nullptr) {
-          quants_weave(row, to, r, piece);
+          const bool five = piece.weave == &kFiveBits;
+          (five ? quants_weave<kFiveBits> : quants_weave<kSixBits>)(row, to, r, piece);
           continue;
         }
         const std::byte* from = row + piece.from;
@@ -243,7 +247,10 @@ void strip_row_restore(const PackedMatrix& strips, std::int64_t row, std::byte* 
   for (std::size_t block = 0; block < blocks; ++block, to += block_bytes) {
     for (const Piece& piece : form.all()) {
       std::byte* into = to + piece.from;
-      if (piece.weave != nullptr) quants_unweave(from, to, r, piece);
+      if (piece.weave != nullptr) {
+        const bool five = piece.weave == &kFiveBits;
+        (five ? quants_unweave<kFiveBits> : quants_unweave<kSixBits>)(from, to, r, piece);
+      }
       if (piece.bytes == 0) bits_gather(from, into, r);
       for (std::size_t i = 0; i < piece.count && piece.bytes > 0 && piece.weave == nullptr; ++i) {
         number_copy(from + (i * kRows + r) * piece.bytes, into + i * piece.bytes, piece);
