@@ -7,6 +7,7 @@
 /// made up for when the bits are chosen: one mask for a quant instead of one for each piece of it.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace lca {
