@@ -3,6 +3,7 @@
 // multiplied as |q| and ±x̂.
 
 #include "ops/cpu/strip_kernels.h"
+#include "ops/cpu/strip_weave.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
@@ -29,14 +30,11 @@ struct Isa {
   static Bytes merge(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
   /// Bytes of Q8_0, which a strip holds moved by 128, as they were.
   static Bytes wide(Bytes q) { return _mm256_xor_si256(q, _mm256_set1_epi8(-128)); }
-  /// Bits of every byte moved up by `by` (down where negative), those of `mask` kept.
-  static Bytes moved(Bytes q, int by, int mask) {
-    const Bytes there = by >= 0 ? _mm256_slli_epi16(q, by) : _mm256_srli_epi16(q, -by);
-    return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(mask)));
-  }
-  /// q, and 16 where bit `bit` is set.
-  static Bytes with_sixteen(Bytes q, Bytes bits, int bit) {
-    return merge(q, moved(bits, 4 - bit, 16));
+  /// Bits of every four bytes, moved down.
+  static Bytes down(Bytes q, int by) { return _mm256_srli_epi32(q, by); }
+  static Bytes exclusive_or(Bytes a, Bytes b) { return _mm256_xor_si256(a, b); }
+  static Bytes bits_and(Bytes q, int mask) {
+    return _mm256_and_si256(q, _mm256_set1_epi8(static_cast<char>(mask)));
   }
   /// 16 where the bit of a row and column is set; four bits a row.
   static Bytes fifth(const std::uint8_t* bits, int lane) {

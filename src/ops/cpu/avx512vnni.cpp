@@ -4,6 +4,7 @@
 // parts.
 
 #include "ops/cpu/strip_kernels.h"
+#include "ops/cpu/strip_weave.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 
@@ -28,17 +29,11 @@ struct Isa {
   static Bytes merge(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
   /// Bytes of Q8_0, which a strip holds moved by 128: unsigned.
   static Bytes wide(Bytes q) { return q; }
-  /// Bits of every byte moved up by `by` (down where negative), those of `mask` kept.
-  static Bytes moved(Bytes q, int by, int mask) {
-    const Bytes there = by >= 0 ? _mm512_slli_epi16(q, static_cast<unsigned>(by))
-                                : _mm512_srli_epi16(q, static_cast<unsigned>(-by));
-    return _mm512_and_si512(there, _mm512_set1_epi8(static_cast<char>(mask)));
-  }
-  /// q, and 16 where bit `bit` is set.
-  static Bytes with_sixteen(Bytes q, Bytes bits, int bit) {
-    const __mmask64 set =
-        _mm512_test_epi8_mask(bits, _mm512_set1_epi8(static_cast<char>(1 << bit)));
-    return _mm512_mask_add_epi8(q, set, q, _mm512_set1_epi8(16));
+  /// Bits of every four bytes, moved down.
+  static Bytes down(Bytes q, int by) { return _mm512_srli_epi32(q, static_cast<unsigned>(by)); }
+  static Bytes exclusive_or(Bytes a, Bytes b) { return _mm512_xor_si512(a, b); }
+  static Bytes bits_and(Bytes q, int mask) {
+    return _mm512_and_si512(q, _mm512_set1_epi8(static_cast<char>(mask)));
   }
   /// 16 where the bit of a row and column is set; four bits a row.
   static Bytes fifth(const std::uint8_t* bits, int) {

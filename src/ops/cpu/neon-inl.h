@@ -15,14 +15,13 @@ struct Neon {
   static Bytes merge(Bytes a, Bytes b) { return vorrq_u8(a, b); }
   /// Bytes of Q8_0, which a strip holds moved by 128, as they were.
   static Bytes wide(Bytes q) { return veorq_u8(q, vdupq_n_u8(128)); }
-  /// Bits of every byte moved up by `by` (down where negative), those of `mask` kept.
-  static Bytes moved(Bytes q, int by, int mask) {
-    return vandq_u8(vshlq_u8(q, vdupq_n_s8(static_cast<std::int8_t>(by))),
-                    vdupq_n_u8(static_cast<std::uint8_t>(mask)));
+  /// Bits of every four bytes, moved down.
+  static Bytes down(Bytes q, int by) {
+    return vreinterpretq_u8_u32(vshlq_u32(vreinterpretq_u32_u8(q), vdupq_n_s32(-by)));
   }
-  /// q, and 16 where bit `bit` is set.
-  static Bytes with_sixteen(Bytes q, Bytes bits, int bit) {
-    return merge(q, moved(bits, 4 - bit, 16));
+  static Bytes exclusive_or(Bytes a, Bytes b) { return veorq_u8(a, b); }
+  static Bytes bits_and(Bytes q, int mask) {
+    return vandq_u8(q, vdupq_n_u8(static_cast<std::uint8_t>(mask)));
   }
   /// 16 where the bit of a row and column is set; four bits a row.
   static Bytes fifth(const std::uint8_t* bits, int lane) {

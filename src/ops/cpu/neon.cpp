@@ -3,6 +3,7 @@
 // for two; neighbours are then added into 32 bits.
 
 #include "ops/cpu/strip_kernels.h"
+#include "ops/cpu/strip_weave.h"
 
 #if defined(__aarch64__)
 

@@ -3,6 +3,7 @@
 // columns.
 
 #include "ops/cpu/strip_kernels.h"
+#include "ops/cpu/strip_weave.h"
 
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
 

@@ -8,7 +8,7 @@
 //   kLanes            rows of a strip in one vector, four columns of each
 //   kSignedBytes      whether bytes are multiplied as they are, signed, or moved by 128
 //   Bytes, Floats     vectors
-//   load, low_bits, high_bits, fifth, merge, moved, with_sixteen    quants
+//   load, low_bits, high_bits, fifth, merge, down, exclusive_or, bits_and    quants
 //   halves, bytes, signed_bytes, and so on            scales, as float32
 //   Accumulator<kLargest, kSigned>                    Σ q·x̂ of |q| ≤ kLargest
 //
@@ -17,6 +17,9 @@
 
 using Byte = std::uint8_t;
 using Floats = Isa::Floats;
+
+// A type says what a block is: kRuns of 32 columns, kScales for each, kBytes, where scales and
+// quants are, and how many bytes ahead of a run are prefetched (kAhead; 0: the processor does it).
 
 /// a and b of a run, for each of its scales.
 template <int kScales>
@@ -27,14 +30,14 @@ struct Scales {
 /// Q4_0 … Q8_0: headers, fifth bits, quants.
 template <bool kMinimums, bool kFifth, bool kWide, int kOffset>
 struct Plain {
-  static constexpr int kRuns = 1, kScales = 1;
+  static constexpr int kRuns = 1, kScales = 1, kAhead = 0;
   static constexpr int kFifthAt = kMinimums ? 64 : 32;
   static constexpr int kQuantsAt = kFifthAt + (kFifth ? 64 : 0);
   static constexpr int kBytes = kQuantsAt + (kWide ? 512 : 256);
   static constexpr bool kSigned = kWide && Isa::kSignedBytes;
   static constexpr int kLargest = kWide ? 128 : kFifth ? 31 : 15;
 
-  static Scales<1> scales(const Byte* block, int, int lane) {
+  [[gnu::always_inline]] static Scales<1> scales(const Byte* block, int, int lane) {
     const Floats a = Isa::halves(block + 2 * lane);
     if constexpr (kMinimums) return {{a}, {Isa::halves(block + 32 + 2 * lane)}};
     return {{a}, {Isa::times(a, kSigned ? 0.0F : -static_cast<float>(kOffset))}};
@@ -50,17 +53,32 @@ struct Plain {
   }
 };
 
-/// Q4_K and Q5_K: scales and minimums of eight runs in 6 bits; bit r of a fifth byte is run r's.
+/// Four columns of a run that shares its bytes with others; the words are 8 groups · 64 bytes each.
+inline Isa::Bytes woven(const Weave& weave, const Byte* words, int run) {
+  const auto& parts = weave.parts[static_cast<std::size_t>(run)];
+  const auto part = [&](int i) {
+    const auto& from = parts[static_cast<std::size_t>(i)];
+    const auto bytes = Isa::load(words + 512 * from.word);
+    return from.down == 0 ? bytes : Isa::down(bytes, from.down);
+  };
+  auto q = part(0);
+  if (parts[1].gives != 0) q = Isa::exclusive_or(q, part(1));
+  if (parts[2].gives != 0) q = Isa::exclusive_or(q, part(2));
+  return Isa::bits_and(q, (1 << weave.bits) - 1);
+}
+
+/// Q4_K and Q5_K: scales and minimums of eight runs in 6 bits.
 template <bool kFifth>
 struct KRuns {
   static constexpr int kRuns = 8, kScales = 1;
-  static constexpr int kFifthAt = 64 + 12 * 16;
-  static constexpr int kQuantsAt = kFifthAt + (kFifth ? 512 : 0);
-  static constexpr int kBytes = kQuantsAt + 2048;
+  static constexpr int kQuantsAt = 64 + 12 * 16;
+  // Five runs read memory and three what those have read: a processor foresees the next block late.
+  static constexpr int kAhead = kFifth ? 8192 : 0;
+  static constexpr int kBytes = kQuantsAt + (kFifth ? 5 * 512 : 4 * 512);
   static constexpr bool kSigned = false;
   static constexpr int kLargest = kFifth ? 31 : 15;
 
-  static Scales<1> scales(const Byte* block, int run, int lane) {
+  [[gnu::always_inline]] static Scales<1> scales(const Byte* block, int run, int lane) {
     const auto packed = [&](int at) { return Isa::bytes(block + 64 + 16 * at + lane); };
     const auto scale = run < 4 ? Isa::ints_and(packed(run), 63)
                                : Isa::ints_join(Isa::ints_and(packed(run + 4), 15),
@@ -73,27 +91,24 @@ struct KRuns {
                         -1.0F)}};
   }
   static Isa::Bytes quants(const Byte* block, int run, int group, int lane) {
-    const auto both = Isa::load(block + kQuantsAt + 64 * (run / 2 * 8 + group) + 4 * lane);
-    const auto q = run % 2 == 0 ? Isa::low_bits(both) : Isa::high_bits(both);
-    if constexpr (!kFifth) return q;
-    const auto bits = Isa::load(block + kFifthAt + 64 * group + 4 * lane);
-    return Isa::with_sixteen(q, bits, run);
+    const Byte* words = block + kQuantsAt + 64 * group + 4 * lane;
+    if constexpr (kFifth) return woven(kFiveBits, words, run);
+    const auto both = Isa::load(words + 512 * (run / 2));
+    return run % 2 == 0 ? Isa::low_bits(both) : Isa::high_bits(both);
   }
 };
 
-/// Q6_K: two scales a run; four runs in each half of 128 columns share 64 bytes of nibbles and 32
-/// of upper bits.
+/// Q6_K: two scales a run; the four runs of each half of 128 columns share their bytes.
 struct K6 {
-  static constexpr int kRuns = 8, kScales = 2;
+  static constexpr int kRuns = 8, kScales = 2, kAhead = 0;
   static constexpr int kScalesAt = 32;
-  // Each half in the order in which it is read: upper bits, then nibbles.
   static constexpr int kHalvesAt = kScalesAt + 16 * 16;
-  static constexpr int kHalfBytes = 512 + 1024;
+  static constexpr int kHalfBytes = 3 * 512;
   static constexpr int kBytes = kHalvesAt + 2 * kHalfBytes;
   static constexpr bool kSigned = false;
   static constexpr int kLargest = 63;
 
-  static Scales<2> scales(const Byte* block, int run, int lane) {
+  [[gnu::always_inline]] static Scales<2> scales(const Byte* block, int run, int lane) {
     const Floats whole = Isa::halves(block + 2 * lane);
     const auto a = [&](int at) {
       const auto scale = Isa::signed_bytes(block + kScalesAt + 16 * (2 * run + at) + lane);
@@ -103,11 +118,8 @@ struct K6 {
     return {{a0, a1}, {Isa::times(a0, -32.0F), Isa::times(a1, -32.0F)}};
   }
   static Isa::Bytes quants(const Byte* block, int run, int group, int lane) {
-    const int half = run / 4, part = run % 4;
-    const Byte* words = block + kHalvesAt + kHalfBytes * half + 64 * group + 4 * lane;
-    const auto upper = Isa::load(words), both = Isa::load(words + 512 * (1 + part % 2));
-    return Isa::merge(part < 2 ? Isa::low_bits(both) : Isa::high_bits(both),
-                      Isa::moved(upper, 4 - 2 * part, 48));
+    const Byte* words = block + kHalvesAt + kHalfBytes * (run / 4) + 64 * group + 4 * lane;
+    return woven(kSixBits, words, run % 4);
   }
 };
 
@@ -117,6 +129,13 @@ inline void run_dots(const Byte* strip, std::int64_t block, const QuantisedRows&
                      std::int64_t row, Floats (&sum)[16 / Isa::kLanes][kRows]) {
   constexpr int kGroups = 8 / Type::kScales;  // of four columns
   const std::int64_t first = row * x.blocks + block * Type::kRuns + kRun;
+  if constexpr (Type::kAhead > 0) {
+    constexpr int kLines = (Type::kBytes + 63) / 64;
+#pragma GCC unroll 8
+    for (int line = kLines * kRun / Type::kRuns; line < kLines * (kRun + 1) / Type::kRuns; ++line) {
+      __builtin_prefetch(strip + Type::kAhead + 64 * line, 0, 2);
+    }
+  }
   // Code for one vector of four lanes serves all four: copies would make half a megabyte of it.
 #pragma GCC unroll(Isa::kLanes >= 8 ? 2 : 1)
   for (int vector = 0; vector < 16 / Isa::kLanes; ++vector) {

@@ -1,7 +1,8 @@
 // A strip is the blocks of 16 rows one after another, each cut into pieces: headers and scales
 // [number][16 rows]; where a weight has a fifth bit in a mask of its own, those bits [8 groups of
 // four columns][64 bits]; quants [groups][16 rows][4 columns]. Nibbles keep ggml's order: the low
-// ones are the first half of a block, or of a pair of runs.
+// ones are the first half of a block, or of a pair of runs. Quants of Q5_K and Q6_K share bytes as
+// strip_weave.h says, [words][groups][16 rows][4 columns].
 
 #include "ops/strips.h"
 
@@ -13,6 +14,7 @@
 #include "core/cpu_level.h"
 #include "core/workspace.h"
 #include "ops/cpu/strip_kernels.h"
+#include "ops/cpu/strip_weave.h"
 
 namespace lca {
 namespace {
@@ -25,13 +27,16 @@ struct Piece {
   std::size_t count = 0;   ///< numbers
   std::size_t bytes = 0;   ///< of each; 0: 32 bits, one a column
   std::uint32_t flip = 0;  ///< of words: signed quants become unsigned
+  // Of quants that share bytes: how, and where their bits above the nibbles are in the block.
+  const Weave* weave = nullptr;
+  std::size_t upper = 0;
 
   std::size_t row_bytes() const { return bytes == 0 ? 4 : count * bytes; }
 };
 
 /// The pieces of a type's block, in a strip's order; none where the type has no strips.
 struct StripForm {
-  std::array<Piece, 6> pieces;
+  std::array<Piece, 4> pieces;
   std::size_t count = 0;
 
   std::span<const Piece> all() const { return std::span(pieces).first(count); }
@@ -52,9 +57,13 @@ StripForm form_of(PackedType type) {
     case PackedType::q4_k:
       return {{{{0, 2, 2}, {4, 12, 1}, {16, 32, 4}}}, 3};
     case PackedType::q5_k:
-      return {{{{0, 2, 2}, {4, 12, 1}, {16, 8, 4}, {48, 32, 4}}}, 4};
+      return {{{{0, 2, 2}, {4, 12, 1}, {48, 40, 4, 0, &kFiveBits, 16}}}, 3};
     case PackedType::q6_k:
-      return {{{{208, 1, 2}, {192, 16, 1}, {128, 8, 4}, {0, 16, 4}, {160, 8, 4}, {64, 16, 4}}}, 6};
+      return {{{{208, 1, 2},
+                {192, 16, 1},
+                {0, 24, 4, 0, &kSixBits, 128},
+                {64, 24, 4, 0, &kSixBits, 160}}},
+              4};
     default:
       return {};
   }
@@ -96,6 +105,67 @@ void bits_gather(const std::byte* from, std::byte* to, std::size_t row) {
   std::memcpy(to, &bits, sizeof bits);
 }
 
+std::uint32_t word_at(const std::byte* from) {
+  std::uint32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return word;
+}
+
+/// Where ggml has the nibbles of a run: which of the words, 32 bytes apart, and which of its
+/// halves.
+struct NibblePlace {
+  std::size_t at;
+  int down;
+
+  NibblePlace(const Weave& weave, int run)
+      : at(static_cast<std::size_t>(weave.bits == 5 ? run / 2 : run % 2) * 32),
+        down(4 * (weave.bits == 5 ? run % 2 : run / 2)) {}
+};
+
+/// Nibbles and upper bits of a row's block into the words of a strip. A template, as the table
+/// read at run time takes twice as long.
+template <const Weave& weave>
+void quants_weave(const std::byte* block, std::byte* to, std::size_t row, const Piece& piece) {
+  const int above = weave.bits - 4;
+  for (std::size_t group = 0; group < 8; ++group) {
+    const std::uint32_t upper = word_at(block + piece.upper + 4 * group);
+    std::uint32_t quants[8] = {}, words[8];
+#pragma GCC unroll 8
+    for (int run = 0; run < weave.runs; ++run) {
+      const NibblePlace place(weave, run);
+      const std::uint32_t nibbles = word_at(block + piece.from + place.at + 4 * group);
+      quants[run] = (nibbles >> place.down & in_bytes(15)) |
+                    (upper >> (above * run) & in_bytes((1U << above) - 1)) << 4;
+    }
+    weave.join(quants, words);
+    for (std::size_t w = 0; w < static_cast<std::size_t>(weave.words); ++w) {
+      std::memcpy(to + ((w * 8 + group) * kRows + row) * 4, words + w, 4);
+    }
+  }
+}
+
+template <const Weave& weave>
+void quants_unweave(const std::byte* from, std::byte* block, std::size_t row, const Piece& piece) {
+  const int above = weave.bits - 4;
+  for (std::size_t group = 0; group < 8; ++group) {
+    std::uint32_t words[8] = {}, nibbles[4] = {}, upper = 0;
+    for (std::size_t w = 0; w < static_cast<std::size_t>(weave.words); ++w) {
+      words[w] = word_at(from + ((w * 8 + group) * kRows + row) * 4);
+    }
+#pragma GCC unroll 8
+    for (int run = 0; run < weave.runs; ++run) {
+      const NibblePlace place(weave, run);
+      const std::uint32_t quant = weave.quant(words, run);
+      nibbles[place.at / 32] |= (quant & in_bytes(15)) << place.down;
+      upper |= (quant >> 4 & in_bytes((1U << above) - 1)) << (above * run);
+    }
+    for (std::size_t i = 0; i < static_cast<std::size_t>(weave.runs) / 2; ++i) {
+      std::memcpy(block + piece.from + 32 * i + 4 * group, nibbles + i, 4);
+    }
+    std::memcpy(block + piece.upper + 4 * group, &upper, sizeof upper);
+  }
+}
+
 }  // namespace
 
 const StripKernels& strips_in_use() {
@@ -133,8 +203,13 @@ void strip_arrange(const PackedMatrix& rows, std::int64_t strip, std::byte* to) 
   for (std::size_t block = 0; block < blocks; ++block) {
     for (const Piece& piece : form.all()) {
       for (std::size_t r = 0; r < count; ++r) {
-        const std::byte* from =
-            rows.row(first + static_cast<std::int64_t>(r)) + block * block_bytes + piece.from;
+        const std::byte* row = rows.row(first + static_cast<std::int64_t>(r)) + block * block_bytes;
+        if (piece.weave != nullptr) {
+          const bool five = piece.weave == &kFiveBits;
+          (five ? quants_weave<kFiveBits> : quants_weave<kSixBits>)(row, to, r, piece);
+          continue;
+        }
+        const std::byte* from = row + piece.from;
         if (piece.bytes == 0) bits_spread(from, to, r);
         for (std::size_t i = 0; i < piece.count && piece.bytes > 0; ++i) {
           number_copy(from + i * piece.bytes, to + (i * kRows + r) * piece.bytes, piece);
@@ -172,8 +247,12 @@ void strip_row_restore(const PackedMatrix& strips, std::int64_t row, std::byte* 
   for (std::size_t block = 0; block < blocks; ++block, to += block_bytes) {
     for (const Piece& piece : form.all()) {
       std::byte* into = to + piece.from;
+      if (piece.weave != nullptr) {
+        const bool five = piece.weave == &kFiveBits;
+        (five ? quants_unweave<kFiveBits> : quants_unweave<kSixBits>)(from, to, r, piece);
+      }
       if (piece.bytes == 0) bits_gather(from, into, r);
-      for (std::size_t i = 0; i < piece.count && piece.bytes > 0; ++i) {
+      for (std::size_t i = 0; i < piece.count && piece.bytes > 0 && piece.weave == nullptr; ++i) {
         number_copy(from + (i * kRows + r) * piece.bytes, into + i * piece.bytes, piece);
       }
       from += piece.row_bytes() * kRows;
