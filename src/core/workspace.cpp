@@ -38,8 +38,8 @@ SessionBytes session_bytes(std::size_t bytes) {
   constexpr std::size_t kLeast = std::size_t{128} << 10;  // from here on it is mapped
   if (bytes < kLeast) {
     // aligned_alloc asks the heap for more than it keeps, and gives both ends back: what is freed
-    // later is smaller than what the next call asks for, and glibc before 2.38 never uses it again
-    // for the same. So it is aligned here, and all of it is kept.
+    // later is smaller than what the next call asks for (seen with glibc 2.36). So it is aligned
+    // here, and all of it is kept.
     void* begin = std::malloc(bytes + kAlignment);
     if (begin == nullptr) throw std::bad_alloc();
     const std::size_t over = reinterpret_cast<std::uintptr_t>(begin) % kAlignment;
