@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/workspace.h"
-
 namespace lca {
 namespace {
 
@@ -22,7 +20,7 @@ std::int64_t block_positions(std::int64_t row_bytes, std::int64_t most) {
 
 struct FrozenRows::Block {
   Block(std::int64_t the_begin, std::int64_t bytes, std::shared_ptr<FrozenBytes> the_count)
-      : memory(aligned_bytes(static_cast<std::size_t>(bytes))),
+      : memory(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes))),
         begin(the_begin),
         size(static_cast<std::size_t>(bytes)),
         count(std::move(the_count)) {
@@ -32,9 +30,9 @@ struct FrozenRows::Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  AlignedBytes memory;
-  std::int64_t begin;                // position of its first slot
-  std::int64_t first = 0, last = 0;  // positions whose rows it holds: [first, last)
+  std::unique_ptr<std::byte[]> memory;  // only copied and compared: nothing needs it aligned
+  std::int64_t begin;                   // position of its first slot
+  std::int64_t first = 0, last = 0;     // positions whose rows it holds: [first, last)
   std::size_t size;
   std::shared_ptr<FrozenBytes> count;
 

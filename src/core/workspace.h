@@ -25,6 +25,7 @@ AlignedBytes aligned_bytes(std::size_t bytes);
 
 /// Frees what `session_bytes` returned.
 struct SessionBytesDeleter {
+  void* begin = nullptr;   ///< of what was allocated or mapped
   std::size_t mapped = 0;  ///< bytes that were mapped; 0: allocated
   void operator()(std::byte* memory) const;
 };
@@ -32,7 +33,8 @@ using SessionBytes = std::unique_ptr<std::byte[], SessionBytesDeleter>;
 
 /// The same for the memory of one session, which comes and goes: where it is large it is mapped by
 /// itself, so that it leaves the process when it is freed, instead of a hole in the heap, and what
-/// is never written takes no memory.
+/// is never written takes no memory. Where it is small, the next piece of its size fits into the
+/// hole that it leaves: a hole of std::aligned_alloc is too small for that.
 SessionBytes session_bytes(std::size_t bytes);
 
 /// Throws std::bad_alloc where `bytes` more cannot be allocated at the moment: for calls into

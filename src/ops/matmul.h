@@ -1,6 +1,7 @@
 #pragma once
 /// Plain matrix products, done by oneDNN.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/bf16.h"
@@ -38,6 +39,18 @@ bool product_bf16_is_native();
 
 /// From so many rows on, oneDNN's products treat rows alike.
 inline constexpr std::int64_t kAlikeRows = 16;
+
+/// Rows that matmul_nt_bf16 multiplies first where there are `m`; then as many as for the rest. For
+/// each number of rows oneDNN generates code and keeps it, tens of kilobytes a shape, and prompts
+/// have any length: multiples of kAlikeRows and a rest below twice that are few numbers. No piece
+/// has fewer than kAlikeRows rows, unless `m` is less.
+inline std::int64_t bf16_rows_together(std::int64_t m) {
+  constexpr std::int64_t kMost = 256;  // what each piece costs beside its rows is little then
+  if (m < 2 * kAlikeRows) return m;
+  const std::int64_t rows = std::min(m, kMost) / kAlikeRows * kAlikeRows;
+  const std::int64_t rest = m - rows;
+  return rest == 0 || rest >= kAlikeRows ? rows : rows - kAlikeRows;
+}
 
 /// Whether a row of matmul_nt's (`bf16`: matmul_nt_bf16's) result is the same to the bit whatever
 /// other rows are multiplied with it, from kAlikeRows rows on. Found out once, by trying.

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -74,6 +76,38 @@ TEST(Linear, MatchesPlainLoopsForFewAndManyRows) {
             << in << " " << out << " " << rows;
       }
     }
+  }
+}
+
+TEST(Linear, Bfloat16RowsAreMultipliedInFewNumbersOfRows) {
+  std::set<std::int64_t> numbers;
+  for (std::int64_t m = 1; m <= 3000; ++m) {
+    for (std::int64_t left = m; left > 0;) {
+      const std::int64_t rows = bf16_rows_together(left);
+      ASSERT_GE(rows, std::min(m, kAlikeRows)) << m;
+      ASSERT_LE(rows, left) << m;
+      numbers.insert(rows);
+      left -= rows;
+    }
+  }
+  EXPECT_LE(numbers.size(), 46u);
+  EXPECT_EQ(bf16_rows_together(192), 192) << "a usual chunk is one product";
+}
+
+TEST(Linear, Bfloat16RowsAreTheSameInAnyNumberOfPieces) {
+  if (!product_bf16_is_native()) GTEST_SKIP() << "this processor has no bfloat16 products";
+  if (!product_rows_are_alike(true)) GTEST_SKIP() << "here rows depend on those beside them";
+  Context context(2);
+  constexpr std::int64_t kIn = 96, kOut = 40, kRows = 560;
+  const auto w = random_values(1, kOut * kIn);
+  const auto x = random_values(2, kRows * kIn);
+  const Linear layer{matrix_of(w, kOut), nullptr, {}};
+  std::vector<float> all = poisoned(kRows * kOut);
+  linear(context, layer, ProductType::bf16, x.data(), kRows, all.data());
+  for (const std::int64_t rows : {16, 31, 32, 33, 47, 255, 256, 257, 271, 272, 273, 529}) {
+    std::vector<float> some = poisoned(static_cast<std::size_t>(rows * kOut));
+    linear(context, layer, ProductType::bf16, x.data(), rows, some.data());
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << rows;
   }
 }
 

@@ -139,13 +139,17 @@ void matmul_nt_bf16(std::int64_t m, std::int64_t n, std::int64_t k, const bf16_b
   const OmpThreads alone(1);
   try {
     thread_local dnnl::stream stream(cpu_engine());
-    const Bf16Product& product = bf16_product(m, n, k, out_stride);
-    const dnnl::memory from(product.a, cpu_engine(), const_cast<bf16_bits*>(a));
-    const dnnl::memory weights(product.b, cpu_engine(), const_cast<bf16_bits*>(b));
-    const dnnl::memory to(product.c, cpu_engine(), out);
-    product.primitive.execute(
-        stream, {{DNNL_ARG_SRC, from}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, to}});
-    stream.wait();
+    for (std::int64_t first = 0; first < m;) {
+      const std::int64_t rows = bf16_rows_together(m - first);
+      const Bf16Product& product = bf16_product(rows, n, k, out_stride);
+      const dnnl::memory from(product.a, cpu_engine(), const_cast<bf16_bits*>(a + first * k));
+      const dnnl::memory weights(product.b, cpu_engine(), const_cast<bf16_bits*>(b));
+      const dnnl::memory to(product.c, cpu_engine(), out + first * out_stride);
+      product.primitive.execute(
+          stream, {{DNNL_ARG_SRC, from}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, to}});
+      stream.wait();
+      first += rows;
+    }
   } catch (const dnnl::error& error) {
     if (error.status == dnnl_out_of_memory) throw std::bad_alloc();
     fail_internal("oneDNN refused a bfloat16 product: {}", error.what());

@@ -8,9 +8,6 @@
 namespace lca::server {
 namespace {
 
-/// Beginnings that are remembered; twice as many at most.
-constexpr std::size_t kMostSeen = std::size_t{1} << 15;
-
 std::uint64_t hash_of(std::span<const std::int32_t> tokens) {
   PrefixHash hash;
   for (const std::int32_t token : tokens) hash.push(token);
@@ -209,10 +206,9 @@ std::int64_t PrefixCache::seen(std::span<const std::int32_t> tokens,
   std::int64_t deepest = 0;
   for (const std::int64_t cut : cuts) {
     for (; read < cut; ++read) hash.push(tokens[static_cast<std::size_t>(read)]);
-    if (seen_.contains(hash.value()) || seen_before_.contains(hash.value())) deepest = cut;
+    if (seen_.contains(hash.value())) deepest = cut;
     seen_.insert(hash.value());
   }
-  if (seen_.size() > kMostSeen) seen_before_ = std::exchange(seen_, {});
   return deepest;
 }
 

@@ -29,10 +29,10 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "engine/session_frozen.h"
+#include "server/host/hash_ring.h"
 #include "server/host/reply_book.h"
 
 namespace lca::server {
@@ -100,7 +100,7 @@ class PrefixCache {
   std::shared_ptr<FrozenBytes> blocks_ = std::make_shared<FrozenBytes>();
   mutable Entries entries_;
   std::unordered_multimap<std::uint64_t, Entries::iterator> table_;
-  std::unordered_set<std::uint64_t> seen_, seen_before_;
+  HashRing seen_{std::size_t{1} << 15};  // beginnings of prompts: 1 MiB
   PrefixCounts counts_;
 };
 

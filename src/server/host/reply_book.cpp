@@ -21,13 +21,11 @@ void ReplyBook::add(std::span<const std::int32_t> prompt, std::span<const std::i
     return id >= tokenizer.size() || tokenizer.is_special(id);
   };
   if (reply.empty() || std::ranges::any_of(reply, is_odd)) return;
-  Reply made;
+  const std::string text = tokenizer.decode(reply);
   PrefixHash hash;
   for (const std::int32_t token : prompt) hash.push(token);
-  made.hash = hash.value();
-  made.ids.assign(reply.begin(), reply.end());
-  made.text = tokenizer.decode(reply);
-  made.age = next_++;
+  Reply made{std::pmr::vector<std::int32_t>(reply.begin(), reply.end(), &pool_),
+             std::pmr::string(std::string_view(text), &pool_), hash.value(), next_++};
   const auto [first, last] = replies_.equal_range(prompt.size());
   for (auto at = first; at != last; ++at) {
     if (at->second.hash != made.hash || at->second.text != made.text) continue;
@@ -57,7 +55,9 @@ std::vector<std::int32_t> ReplyBook::restore(std::vector<std::int32_t> tokens,
       continue;
     }
     const std::vector<std::int32_t> sent(begin, end);
-    if (sent == reply.ids || tokenizer.decode(sent) != reply.text) continue;
+    if (std::ranges::equal(sent, reply.ids) ||
+        tokenizer.decode(sent) != std::string_view(reply.text))
+      continue;
     std::vector<std::int32_t> made(tokens.begin(), begin);
     made.insert(made.end(), reply.ids.begin(), reply.ids.end());
     made.insert(made.end(), end, tokens.end());

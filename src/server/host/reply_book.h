@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory_resource>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,19 +46,22 @@ class ReplyBook {
 
  private:
   struct Reply {
-    std::vector<std::int32_t> ids;
+    std::pmr::vector<std::int32_t> ids;
+    std::pmr::string text;
     std::uint64_t hash = 0;  ///< of the prompt
     std::uint64_t age = 0;
-    std::string text;
 
     std::size_t bytes() const;
   };
-  using Replies = std::multimap<std::size_t, Reply>;  ///< by the length of the prompt
+  using Replies = std::pmr::multimap<std::size_t, Reply>;  ///< by the length of the prompt
 
   void drop(Replies::iterator at);
 
-  Replies replies_;
-  std::map<std::uint64_t, Replies::iterator> ages_;
+  /// Replies are many, small, and stay for long. In the heap of all others they would lie scattered
+  /// where requests were, and what the next request needs would not fit between them.
+  std::pmr::unsynchronized_pool_resource pool_;
+  Replies replies_{&pool_};
+  std::pmr::map<std::uint64_t, Replies::iterator> ages_{&pool_};
   std::size_t bytes_ = 0;
   std::size_t most_;
   std::uint64_t next_ = 0;

@@ -1,5 +1,6 @@
 // Beginnings of prompts that are kept.
 
+#include "server/host/hash_ring.h"
 #include "server/host/host_bench.h"
 #include "server/host/prompt_cuts.h"
 
@@ -264,6 +265,25 @@ TEST(Prefix, TheBudgetHoldsWithSharedBlocksInAnyOrderOfUse) {
   }
   EXPECT_GT(cache.counts().evicted, 0);
   EXPECT_GT(cache.counts().hits, 0);
+}
+
+TEST(Prefix, NumbersThatWereSeenAreTheNewestOnes) {
+  server::HashRing ring(100);
+  EXPECT_FALSE(ring.contains(0));
+  ring.insert(0);
+  ring.insert(0);
+  EXPECT_TRUE(ring.contains(0));
+  EXPECT_EQ(ring.size(), 1u);
+  for (std::uint64_t at = 1; at <= 1000; ++at) {
+    const std::uint64_t number = at << 20;  // which begin alike in a table
+    EXPECT_FALSE(ring.contains(number));
+    ring.insert(number);
+    EXPECT_LE(ring.size(), 200u);
+    for (std::uint64_t old = at > 100 ? at - 99 : 1; old <= at; ++old) {
+      ASSERT_TRUE(ring.contains(old << 20)) << at;
+    }
+    if (at > 200) ASSERT_FALSE(ring.contains((at - 200) << 20)) << at;
+  }
 }
 
 TEST(Prefix, TheBookOfRepliesKeepsTheNewestInItsBytes) {
