@@ -64,6 +64,19 @@ def test_wordings_that_are_put_together_are_many_and_whole():
             assert make_one is phrases.question or [text[a:b] for a, b in places["v"]] == ["4471093"]
 
 
+def test_events_ask_for_what_they_state():
+    draw = random.Random(2)
+    made = [phrases.event(draw) for _ in range(3000)]
+    assert len({said for said, _, _ in made}) > 2500
+    for said, asked, told in made:
+        text, places = tasks.fill(said, k="Kelinthorpe", v="4471093")
+        assert "Kelinthorpe" in text and [text[a:b] for a, b in places["v"]] == ["4471093"]
+        question, _ = tasks.fill(asked, k="Kelinthorpe", v="4471093")
+        assert "Kelinthorpe" in question and "4471093" not in question
+        reply, places = tasks.fill(told, k="Kelinthorpe", v="4471093")
+        assert reply.count("4471093") == 1 and not re.search(r"[{}]", text + question + reply)
+
+
 def test_names_are_no_words_of_ruler_and_numbers_have_many_lengths():
     draw = random.Random(1)
     theirs, _ = ruler_hashes.known()

@@ -67,6 +67,36 @@ TELLS = ("The {r} {of} {k}{where}{is}{v}.", "The {r} {of} {k}{is}{v}.", "{k}: {v
          "The text gives {v}.", "{v} is the {r} {of} {k}.", "You find it above: {v}", "The {r} you ask for is {v}.",
          "The {r}{is}{v}.", "As stated, it is {v}.", "Its {r} is {v}.", "For {k} the text has {v}.")
 
+#: Verbs whose object is a value: as in "did … count", "counted", "was counted".
+VERBS = (("count", "counted", "counted"), ("shout", "shouted", "shouted"), ("write down", "wrote down", "written down"),
+         ("order", "ordered", "ordered"), ("find", "found", "found"), ("choose", "chose", "chosen"),
+         ("send", "sent", "sent"), ("dial", "dialled", "dialled"), ("win", "won", "won"), ("lose", "lost", "lost"),
+         ("bid", "bid", "bid"), ("read out", "read out", "read out"), ("draw", "drew", "drawn"),
+         ("paint", "painted", "painted"), ("guess", "guessed", "guessed"), ("measure", "measured", "measured"),
+         ("note", "noted", "noted"), ("receive", "received", "received"), ("demand", "demanded", "demanded"),
+         ("offer", "offered", "offered"), ("spell", "spelled", "spelled"), ("mention", "mentioned", "mentioned"),
+         ("carve", "carved", "carved"), ("remember", "remembered", "remembered"), ("sell", "sold", "sold"),
+         ("mutter", "muttered", "muttered"), ("keep", "kept", "kept"), ("add", "added", "added"),
+         ("scratch", "scratched", "scratched"), ("enter", "entered", "entered"), ("collect", "collected", "collected"),
+         ("point to", "pointed to", "pointed to"), ("sign with", "signed with", "signed with"),
+         ("repeat", "repeated", "repeated"), ("hide", "hid", "hidden"), ("announce", "announced", "announced"))
+PEOPLE = ("porter", "teacher", "captain", "neighbour", "gardener", "nurse", "judge", "baker", "stranger", "doctor",
+          "librarian", "driver", "widow", "sergeant", "painter", "guard", "child", "merchant", "secretary", "monk",
+          "engineer", "aunt", "farmer", "pilot", "waiter", "editor", "clerk", "sailor", "owner", "guide")
+MOMENTS = ("in the evening", "at the gate", "before leaving", "on the third day", "without a word", "by the river",
+           "after the meal", "in a low voice", "at dawn", "on the stairs", "in front of everyone", "twice",
+           "under the old bridge", "during the storm", "at the very end", "behind the house", "in spring", "once more",
+           "on the way home", "near the station", "with some doubt", "last Tuesday", "in the margin", "for a friend")
+PLACES = ("door", "lid", "cover", "map", "wall", "ticket", "label", "first page", "envelope", "badge", "plate", "box",
+          "receipt", "handle", "frame", "ribbon", "roof", "blade", "screen", "sleeve")
+DEEDS = (("open", "opened"), ("start", "started"), ("find", "found"), ("enter", "entered"), ("call", "called"),
+         ("unlock", "unlocked"), ("repair", "repaired"), ("reach", "reached"), ("book", "booked"), ("check", "checked"),
+         ("order", "ordered"), ("stop", "stopped"))
+MEANS = (("dial", "dialled"), ("turn the wheel to", "turned the wheel to"), ("ask for", "asked for"), ("enter", "entered"),
+         ("say", "said"), ("press", "pressed"), ("set the clock to", "set the clock to"), ("name", "named"),
+         ("write", "wrote"), ("choose", "chose"), ("go to", "went to"), ("show", "showed"))
+KINDS_OF_EVENTS = 6
+
 
 def relation(draw: random.Random) -> tuple[str, str]:
     """What is said of a key, and its plural."""
@@ -129,9 +159,42 @@ def reply(draw: random.Random) -> str:
     return _filled(draw, _joined(draw.choice(TELLS), _is(draw)), where=draw.choice(WHERE))
 
 
+def event(draw: random.Random) -> tuple[str, str, str]:
+    """Says a value of a key by something that happened: a statement, its question and its reply."""
+    base, past, done = draw.choice(VERBS)
+    moment, person, place = draw.choice(MOMENTS), draw.choice(PEOPLE), draw.choice(PLACES)
+    form = draw.randrange(KINDS_OF_EVENTS)
+    if form == 0:
+        body = draw.choice((f"{{k}} {past} {{v}} {moment}", f"{moment}, {{k}} {past} {{v}}", f"{{k}} {past} {{v}}"))
+        asked, told = f"What did {{k}} {base}?", f"{{k}} {past} {{v}}"
+    elif form == 1:
+        body = draw.choice((f"asked about {{k}}, the {person} {past} {{v}}", f"as for {{k}}, the {person} {past} {{v}}",
+                            f"the {person} {past} {{v}} for {{k}} {moment}", f"thinking of {{k}}, a {person} {past} {{v}}"))
+        asked, told = f"What did the {person} {base} about {{k}}?", f"The {person} {past} {{v}}"
+    elif form == 2:
+        body = draw.choice((f"on the {place} of {{k}} stood {{v}}", f"the {place} of {{k}} said {{v}}",
+                            f"{{v}} was {done} on the {place} of {{k}}", f"one could read {{v}} on the {place} of {{k}}"))
+        asked, told = f"What was on the {place} of {{k}}?", f"On the {place} of {{k}} was {{v}}"
+    elif form == 3:
+        (deed, deeds), (way, ways) = draw.choice(DEEDS), draw.choice(MEANS)
+        body = draw.choice((f"to {deed} {{k}}, {way} {{v}}", f"whoever {deeds} {{k}} first {ways} {{v}}",
+                            f"{way} {{v}} and you can {deed} {{k}}", f"they {deeds} {{k}} when they {ways} {{v}}"))
+        asked, told = f"What does one {way} to {deed} {{k}}?", f"To {deed} {{k}}, one has to {way} {{v}}"
+    elif form == 4:
+        body = draw.choice((f"{{v}} was {done} by {{k}} {moment}", f"{{v}}, {done} by {{k}}, was soon forgotten",
+                            f"it was {{v}} that {{k}} {past}"))
+        asked, told = f"What was {done} by {{k}}?", f"{{v}} was {done} by {{k}}"
+    else:
+        body = draw.choice((f"between {{k}} and the {person} it was always {{v}}", f"{{k}} cost the {person} {{v}}",
+                            f"the {person} knew {{k}} by {{v}}", f"where {{k}} was, there was {{v}}"))
+        asked, told = f"What goes together with {{k}}{draw.choice(WHERE)}?", "It is {v}"
+    told = draw.choice((told, told, told, "{v}", "It was {v}"))
+    return _opened(draw, body) + draw.choice(CLOSERS), asked, told + draw.choice((".", ".", ""))
+
+
 def parts() -> list[str]:
     """Every part above, for tests."""
-    found = [*KINDS, *(word for pair in THINGS for word in pair)]
-    for value in (OPENERS, OF, IS, IS_KEY, VALUE_FIRST, BRACKETS, CLOSERS, MORE, ASKS, WHERE, TELLS):
+    found = [*KINDS, *(word for some in (THINGS, VERBS, DEEDS, MEANS) for words in some for word in words)]
+    for value in (OPENERS, OF, IS, IS_KEY, VALUE_FIRST, BRACKETS, CLOSERS, MORE, ASKS, WHERE, TELLS, PEOPLE, MOMENTS, PLACES):
         found.extend(value)
     return found

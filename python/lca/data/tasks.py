@@ -13,6 +13,8 @@ from collections.abc import Callable
 from lca.data import phrases, templates, words
 
 Span = tuple[int, int]
+Event = tuple[str, str, str]  #: wordings of a statement, its question and its reply
+Fact = tuple[str, str, "Event | None"]  #: key, value, and the wordings where they belong together
 
 
 @dataclasses.dataclass
@@ -101,7 +103,9 @@ class Maker:
         reply, places = fill(replying, **self._fields(key, value))
         return Turn(question, reply, places[answer])
 
-    def _ask(self, key: str, value: str) -> Turn:
+    def _ask(self, key: str, value: str, event: Event | None = None) -> Turn:
+        if event is not None:
+            return self._turn(event[1], event[2], key, value)
         if self._draw.random() < 0.3:
             return self._turn(self._draw.choice(templates.BARE_QUESTIONS), "{v}", key, value)
         return self._turn(self._wording(templates.QUESTIONS, phrases.question),
@@ -120,32 +124,41 @@ class Maker:
             reply += value + "\n"
         return Turn(question, reply.rstrip("\n"), answers)
 
-    def _facts(self, count: int) -> tuple[list[str], list[str], list[Plant]]:
+    def _facts(self, count: int, eventful: bool = True) -> tuple[list[Fact], list[Plant]]:
+        """Facts and what is planted of them; some are events, if they may be."""
         keys, found = words.keys(self._draw, count), words.values(self._draw, count, self._kinds)
-        plants = [self._plant(self._wording(templates.STATEMENTS, phrases.statement), key, value, self._draw.random())
-                  for key, value in zip(keys, found)]
-        return keys, found, plants
+        facts: list[Fact] = []
+        plants = []
+        for key, value in zip(keys, found):
+            event = phrases.event(self._draw) if eventful and self._draw.random() < EVENTS else None
+            said = event[0] if event else self._wording(templates.STATEMENTS, phrases.statement)
+            facts.append((key, value, event))
+            plants.append(self._plant(said, key, value, self._draw.random()))
+        return facts, plants
 
     def fact(self) -> Task:
         """One fact, asked for."""
-        keys, found, plants = self._facts(1)
-        return Task("", plants, [self._ask(keys[0], found[0])])
+        facts, plants = self._facts(1)
+        return Task("", plants, [self._ask(*facts[0])])
 
     def facts(self) -> Task:
         """Several facts, all asked for: one question after another, or one for all."""
-        keys, found, plants = self._facts(self._count(max(2, self._cap // 2), 48))
-        order = self._draw.sample(range(len(keys)), len(keys))
-        if 1 < len(keys) <= 8 and self._draw.random() < 0.4:
-            return Task("", plants, [self._ask_several([keys[i] for i in order], [found[i] for i in order])])
-        return Task("", plants, [self._ask(keys[i], found[i]) for i in order])
+        count = self._count(max(2, self._cap // 2), 48)
+        together = 1 < count <= 8 and self._draw.random() < 0.4
+        facts, plants = self._facts(count, not together)
+        self._draw.shuffle(facts)
+        if together:
+            keys, found, _ = zip(*facts)
+            return Task("", plants, [self._ask_several(list(keys), list(found))])
+        return Task("", plants, [self._ask(*fact) for fact in facts])
 
     def distractors(self) -> Task:
         """Several facts, one asked for."""
-        keys, found, plants = self._facts(self._count(2, 24))
-        chosen = self._draw.randrange(len(keys))
+        facts, plants = self._facts(self._count(2, 24))
+        chosen = self._draw.randrange(len(facts))
         for at, plant in enumerate(plants):
             plant.asked = at == chosen
-        return Task("", plants, [self._ask(keys[chosen], found[chosen])])
+        return Task("", plants, [self._ask(*facts[chosen])])
 
     def values(self) -> Task:
         """One key with several values, all asked for in their order; some facts of other keys."""
@@ -162,13 +175,13 @@ class Maker:
 
     def reversed(self) -> Task:
         """Facts; the value is given and the key asked for."""
-        keys, found, plants = self._facts(self._count(1, 8))
-        chosen = self._draw.randrange(len(keys))
+        facts, plants = self._facts(self._count(1, 8), eventful=False)
+        chosen = self._draw.randrange(len(facts))
         for at, plant in enumerate(plants):
             plant.asked = at == chosen
+        key, value, _ = facts[chosen]
         return Task("", plants, [self._turn(self._draw.choice(templates.REVERSED_QUESTIONS),
-                                            self._draw.choice(templates.REVERSED_REPLIES), keys[chosen],
-                                            found[chosen], "k")])
+                                            self._draw.choice(templates.REVERSED_REPLIES), key, value, "k")])
 
     def chain(self) -> Task:
         """Names that take over a value from each other, and chains that are not asked about."""
@@ -212,10 +225,10 @@ class Maker:
 
     def border(self) -> Task:
         """Facts whose values lie across a border of groups, all asked for."""
-        keys, found, plants = self._facts(self._count(1, 8))
+        facts, plants = self._facts(self._count(1, 8))
         for plant in plants:
             plant.straddle = True
-        return Task("", plants, [self._ask(key, value) for key, value in zip(keys, found)])
+        return Task("", plants, [self._ask(*fact) for fact in facts])
 
     def passage(self) -> Task:
         """Passages of the text, to be repeated word for word."""
@@ -240,6 +253,8 @@ class Maker:
 
 #: Share of wordings that are put together (lca.data.phrases); the others are out of the lists of lca.data.templates.
 COMPOSED = 0.7
+#: Share of facts that something happened, where it makes no difference.
+EVENTS = 0.4
 #: Characters that a fact takes, with its question and reply, and those around a question.
 FACT_SIZE, TURN_SIZE = 220, 40
 #: What `several` is made of, and how often.
