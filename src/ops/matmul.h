@@ -42,11 +42,12 @@ inline constexpr std::int64_t kAlikeRows = 16;
 
 /// Rows that matmul_nt_bf16 multiplies first where there are `m`; then as many as for the rest. For
 /// each number of rows oneDNN generates code and keeps it, tens of kilobytes a shape, and prompts
-/// have any length: multiples of kAlikeRows and a rest below twice that are few numbers. No piece
+/// have any length: multiples of kAlikeRows and a rest below twice that are few numbers. Short
+/// prompts stay whole, since a second piece would read all weights again for a few rows. No piece
 /// has fewer than kAlikeRows rows, unless `m` is less.
 inline std::int64_t bf16_rows_together(std::int64_t m) {
   constexpr std::int64_t kMost = 256;  // what each piece costs beside its rows is little then
-  if (m < 2 * kAlikeRows) return m;
+  if (m < 4 * kAlikeRows) return m;
   const std::int64_t rows = std::min(m, kMost) / kAlikeRows * kAlikeRows;
   const std::int64_t rest = m - rows;
   return rest == 0 || rest >= kAlikeRows ? rows : rows - kAlikeRows;
