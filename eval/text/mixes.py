@@ -3,7 +3,7 @@
 
     eval/text/mixes.py [FOLDER] [--jobs N] [--share X]
 
-FOLDER has packed, packed-chat and packed-heldout (docs/training-data.md, "The texts for SmolLM2"); the mixtures are
+FOLDER has packed, packed-settle and packed-heldout (docs/training-data.md, "The texts for SmolLM2"); the mixtures are
 written beside them. --share makes X of the tokens, for trials. Folders that are there already stay.
 """
 import argparse

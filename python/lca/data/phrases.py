@@ -95,7 +95,6 @@ DEEDS = (("open", "opened"), ("start", "started"), ("find", "found"), ("enter", 
 MEANS = (("dial", "dialled"), ("turn the wheel to", "turned the wheel to"), ("ask for", "asked for"), ("enter", "entered"),
          ("say", "said"), ("press", "pressed"), ("set the clock to", "set the clock to"), ("name", "named"),
          ("write", "wrote"), ("choose", "chose"), ("go to", "went to"), ("show", "showed"))
-KINDS_OF_EVENTS = 6
 
 
 def relation(draw: random.Random) -> tuple[str, str]:
@@ -107,19 +106,15 @@ def relation(draw: random.Random) -> tuple[str, str]:
 
 def _filled(draw: random.Random, template: str, **parts: str) -> str:
     """The parts put into a template whose other fields stay."""
-    template = template.replace("{of}", parts.get("of") or draw.choice(OF))
+    template = template.replace("{of}", draw.choice(OF))
     for name, text in parts.items():
         template = template.replace("{" + name + "}", text)
     return template
 
 
-def _is(draw: random.Random) -> str:
-    """Between a relation and its value; a quoted value ends with its quote."""
-    return draw.choice(IS)
-
-
-def _joined(template: str, link: str) -> str:
-    """A template whose {is}{v} is a link and the value."""
+def _joined(draw: random.Random, template: str) -> str:
+    """A template whose {is}{v} is a link and the value; a quoted value ends with its quote."""
+    link = draw.choice(IS)
     return template.replace("{is}{v}", link.replace("{q}", "{v}") if "{q}" in link else link + "{v}")
 
 
@@ -129,7 +124,7 @@ def statement(draw: random.Random) -> str:
     if form < 0.12:
         return _filled(draw, draw.choice(BRACKETS))
     if form < 0.5:
-        body = _joined("the {r} {of} {k}{is}{v}", _is(draw))
+        body = _joined(draw, "the {r} {of} {k}{is}{v}")
     elif form < 0.75:
         body = "{k}" + draw.choice(IS_KEY)
     else:
@@ -139,7 +134,7 @@ def statement(draw: random.Random) -> str:
 
 def statement_more(draw: random.Random) -> str:
     """Says one of several values of a key."""
-    return _filled(draw, _opened(draw, _joined(draw.choice(MORE), _is(draw))) + draw.choice(CLOSERS))
+    return _filled(draw, _opened(draw, _joined(draw, draw.choice(MORE))) + draw.choice(CLOSERS))
 
 
 def _opened(draw: random.Random, body: str) -> str:
@@ -156,14 +151,14 @@ def question(draw: random.Random) -> str:
 
 def reply(draw: random.Random) -> str:
     """Answers with the value."""
-    return _filled(draw, _joined(draw.choice(TELLS), _is(draw)), where=draw.choice(WHERE))
+    return _filled(draw, _joined(draw, draw.choice(TELLS)), where=draw.choice(WHERE))
 
 
 def event(draw: random.Random) -> tuple[str, str, str]:
     """Says a value of a key by something that happened: a statement, its question and its reply."""
     base, past, done = draw.choice(VERBS)
     moment, person, place = draw.choice(MOMENTS), draw.choice(PEOPLE), draw.choice(PLACES)
-    form = draw.randrange(KINDS_OF_EVENTS)
+    form = draw.randrange(6)
     if form == 0:
         body = draw.choice((f"{{k}} {past} {{v}} {moment}", f"{moment}, {{k}} {past} {{v}}", f"{{k}} {past} {{v}}"))
         asked, told = f"What did {{k}} {base}?", f"{{k}} {past} {{v}}"
