@@ -13,13 +13,13 @@ GrammarState Grammar::start() const { return GrammarState(*this); }
 
 Grammar Grammar::json_object() {
   ProgramBuilder builder;
-  const std::uint32_t start = builder.maybe_space(builder.base.object);
+  const std::uint32_t start = builder.begin(builder.base.object);
   return Grammar(builder.finish(start));
 }
 
 Grammar Grammar::json_value() {
   ProgramBuilder builder;
-  const std::uint32_t start = builder.maybe_space(builder.base.any);
+  const std::uint32_t start = builder.begin(builder.base.any);
   return Grammar(builder.finish(start));
 }
 

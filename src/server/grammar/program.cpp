@@ -69,6 +69,8 @@ std::uint32_t ProgramBuilder::node(Op op, std::uint32_t a, std::uint32_t b, std:
   return made;
 }
 
+std::uint32_t ProgramBuilder::begin(std::uint32_t next) { return split({next, byte(' ', next)}); }
+
 std::uint32_t ProgramBuilder::maybe_space(std::uint32_t next) {
   return split({next, call(base.space, next)});
 }

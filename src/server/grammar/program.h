@@ -144,6 +144,9 @@ class ProgramBuilder {
   std::uint32_t call(std::uint32_t callee, std::uint32_t next, std::uint32_t value = 0) {
     return node(Op::call, callee, value, next);
   }
+  /// One blank or none, then `next`: a value's beginning. No line break there, or a model that
+  /// likes white space spends its first tokens on it.
+  std::uint32_t begin(std::uint32_t next);
   /// White space or none, then `next`.
   std::uint32_t maybe_space(std::uint32_t next);
   /// A value string of at most so many characters, then the return.

@@ -117,7 +117,7 @@ class SchemaCompiler {
   Program compile() {
     budget_used_ = schema_size(root_);
     const std::uint32_t rule = rule_for(root_, "#");
-    const std::uint32_t start = builder_.maybe_space(rule);
+    const std::uint32_t start = builder_.begin(rule);
     while (!queue_.empty()) {
       const Task task = std::move(queue_.front());
       queue_.pop_front();

@@ -281,6 +281,17 @@ TEST(Recogniser, WhiteSpaceCannotGoOnForEver) {
   EXPECT_FALSE(begins(grammar, "{} "));
 }
 
+TEST(Recogniser, AReplyBeginsWithItsValue) {
+  for (const Grammar& grammar : {Grammar::json_object(), Grammar::json_value(),
+                                 Grammar::from_schema({{"type", "object"}})}) {
+    EXPECT_TRUE(begins(grammar, "{"));
+    EXPECT_TRUE(begins(grammar, " {"));
+    EXPECT_FALSE(begins(grammar, "  "));
+    EXPECT_FALSE(begins(grammar, "\n"));
+    EXPECT_FALSE(begins(grammar, " \n"));
+  }
+}
+
 TEST(Recogniser, LiteralsSequencesChoicesAndRepetitionsCombine) {
   const Grammar call = Grammar::sequence(std::array{
       Grammar::literal("<tool_call>\n{\"name\": \"f\", \"arguments\": "),
