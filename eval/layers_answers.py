@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Which layers a trained adapter reads its answers from: losses when one layer at a time has coarser groups.
 
-    eval/layers_answers.py CONFIG.yaml ADAPTER OUT.json [--fine 8] [--coarse 32] [--window 128] [--rows 96]
+    eval/layers_answers.py CONFIG.yaml ADAPTER OUT.json [--fine 8] [--coarse 32] [--window 128] [--set KEY=VALUE …]
 
 CONFIG is a configuration of lca.finetune whose first evaluation set has rows with answers (python -m lca.data mix).
 OUT has the KL of text from the dense teacher, the loss of answers and the share of answer tokens that are the likeliest
@@ -13,21 +13,16 @@ import pathlib
 import sys
 import tempfile
 
-import numpy
 import torch
 
-from lca.finetune.curriculum import part_of
+from lca.finetune import config_read
 from lca.finetune.loop import Trainer
-from lca.finetune.reading import configs_read
 
 
 class Losses:
-    def __init__(self, trainer, rows, batch, window):
-        packed, length, count = next(iter(trainer._held.values()))
-        self.trainer, self.window, self.parts = trainer, window, []
-        for first in range(0, min(rows, count), batch):
-            ids, kinds, starts = zip(*(packed.row(row, length) for row in range(first, min(rows, count, first + batch))))
-            self.parts.append(trainer._inputs(part_of(numpy.stack(ids), numpy.stack(kinds), starts), False))
+    def __init__(self, trainer, window):
+        self.trainer, self.window = trainer, window
+        self.parts = list(trainer.held_out(next(iter(trainer.config.evaluation.sets))))
 
     @torch.no_grad()
     def __call__(self, sizes):
@@ -49,13 +44,12 @@ def main():
     parser.add_argument("--fine", type=int, default=8)
     parser.add_argument("--coarse", type=int, default=32)
     parser.add_argument("--window", type=int, default=128)
-    parser.add_argument("--rows", type=int, default=96)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config = configs_read(options.config, [f"output={folder}", f"init={options.adapter}"])[""]
+        config = config_read(options.config, [f"output={folder}", f"init={options.adapter}", *options.changes])
         trainer = Trainer(config, show=False)
-        losses = Losses(trainer, options.rows, options.batch, options.window)
+        losses = Losses(trainer, options.window)
         layers = trainer.inner.causal.config.num_hidden_layers
         fine, coarse = options.fine, options.coarse
 

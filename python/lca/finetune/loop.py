@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -254,20 +255,26 @@ class Trainer:
             found[name] = packed, length, rows
         return found
 
+    def held_out(self, name: str) -> Iterator[tuple]:
+        """This process's rows of an evaluation set, a batch at a time: ids, positions, places and documents for
+        `student`."""
+        packed, length, rows = self._held[name]
+        size, world = self.config.evaluation.batch, self.accelerator.num_processes
+        # Every process makes as many passes; one without rows of its own repeats the last row for nothing.
+        for first in range(0, rows, size * world):
+            own = [first + self.accelerator.process_index * size + at for at in range(size)]
+            ids, kinds, starts = zip(*(packed.row(min(row, rows - 1), length) for row in own))
+            kinds = numpy.stack([kind if row < rows else kind * 0 for kind, row in zip(kinds, own)])
+            yield self._inputs(part_of(numpy.stack(ids), kinds, starts), False)
+
     @torch.no_grad()
     def evaluate(self) -> None:
         """Held-out losses by kind, with the settings of the last stage."""
         self.tell()
-        knobs, world = knobs_last(self.config.stages[-1]), self.accelerator.num_processes
-        for name, (packed, length, rows) in self._held.items():
+        knobs = knobs_last(self.config.stages[-1])
+        for name in self._held:
             totals = torch.zeros(len(SUMS) + 2, dtype=torch.float64)
-            size = self.config.evaluation.batch
-            # Every process makes as many passes; one without rows of its own repeats the last row for nothing.
-            for first in range(0, rows, size * world):
-                own = [first + self.accelerator.process_index * size + at for at in range(size)]
-                ids, kinds, starts = zip(*(packed.row(min(row, rows - 1), length) for row in own))
-                kinds = numpy.stack([kind if row < rows else kind * 0 for kind, row in zip(kinds, own)])
-                ids, positions, places, documents = self._inputs(part_of(numpy.stack(ids), kinds, starts), False)
+            for ids, positions, places, documents in self.held_out(name):
                 sums = self.student(ids, positions, places, knobs, self.config.loss.teacher, documents)
                 totals[:4] += sums.double().cpu()
                 totals[4:] += torch.tensor([len(places.text), len(places.answer)])
