@@ -51,15 +51,15 @@ class Prompts:
         self.engine, self.texts, self.keys, self.length = engine, texts, keys, length
 
     def piece(self, draw):
-        """Some text of nearly the length, and a place after a sentence in its first part."""
+        """Some text of nearly the length, and a place after a sentence in its first part, or its beginning."""
         text = draw.choice(self.texts)
         size = int(self.length * len(text) / len(self.engine.encode(text)))
         at = draw.randrange(max(1, len(text) - size))
         text = text[at:at + size]
         # Outside a window of 1,024 tokens when the question is asked.
         limit = max(0.0, (self.length - 1300) / self.length)
-        place = text.find(". ", int(draw.random() * limit * len(text))) + 2
-        return text, place
+        found = text.find(". ", int(draw.random() * limit * len(text)))
+        return text, 0 if found < 0 else found + 2
 
     def _wrapped(self, text, question, begin):
         chat = [{"role": "user", "content": f"{text}\n\n{question}"}]

@@ -1,5 +1,6 @@
 """What the tests of the package share."""
 
+import importlib.util
 import os
 import pathlib
 
@@ -8,6 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
+EVAL = ROOT / "eval"
 
 # Small widths and windows, so that documents of some fifty tokens have several groups.
 SMALL = {"group": 4, "window": 8, "summary_queries": 5}
@@ -60,6 +62,16 @@ def difference(one, other):
     if not other.size:
         return 0.0
     return float(numpy.max(numpy.abs(one - other)) / max(float(numpy.max(numpy.abs(other))), 1e-2))
+
+
+def eval_module(name):
+    """A program of eval/ as a module; where it is not there, the tests of the file are skipped."""
+    if not (EVAL / f"{name}.py").exists():
+        pytest.skip("the scripts of eval/ are not here", allow_module_level=True)
+    spec = importlib.util.spec_from_file_location(f"eval_{name}", EVAL / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def _smollm2():

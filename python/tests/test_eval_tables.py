@@ -1,28 +1,14 @@
 """The tables of the evidence: bounds, paired differences, and what is kept of a measurement."""
 
-import importlib.util
 import json
 import math
-import pathlib
 import stat
 import subprocess
 import sys
 
-import pytest
+from conftest import EVAL, eval_module
 
-EVAL = pathlib.Path(__file__).resolve().parents[2] / "eval"
-if not (EVAL / "tables.py").exists():
-    pytest.skip("the scripts of eval/ are not here", allow_module_level=True)
-
-
-def module(name):
-    spec = importlib.util.spec_from_file_location(name, EVAL / f"{name}.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-tables = module("tables")
+tables = eval_module("tables")
 
 
 def test_lower_bounds_are_clopper_and_pearsons():

@@ -20,11 +20,13 @@ import finetune_parts as parts  # noqa: E402
 from tiny_models import ARCHITECTURES, SMALL, VOCABULARY, tiny  # noqa: E402
 
 import lca  # noqa: E402
+from lca.data import ANSWER, Packed  # noqa: E402
 from lca.finetune import ConfigError, config_parse, config_read, finetune, losses  # noqa: E402
 from lca.finetune.checkpoint import folder_written, leftovers_remove  # noqa: E402
 from lca.finetune.__main__ import main  # noqa: E402
 from lca.finetune.config import Random  # noqa: E402
 from lca.finetune.curriculum import Curriculum, Place, rate_at  # noqa: E402
+from lca.finetune.loop import Trainer  # noqa: E402
 from lca.finetune.models import student_make  # noqa: E402
 from lca.finetune.reading import RECIPES, configs_read  # noqa: E402
 from lca.finetune.report import STEP_COLUMNS, Report, Table  # noqa: E402
@@ -454,6 +456,20 @@ def test_training_lowers_the_loss_and_is_reported(folder, tmp_path, capsys):
     assert [each["step"] for each in samples] == [4, 8, 12, 16, 20, 24]
     drawn = (tmp_path / "run/curves.svg").read_text()
     assert drawn.count("<polyline") == 5 and "held: answer" in drawn  # text, answer; the same held out; the rate
+
+
+def test_held_out_rows_come_once_each_and_fill_up_has_no_loss(folder, tmp_path):
+    content = parts.settings(
+        folder, tmp_path / "run",
+        evaluation={"sets": {"held": {"data": str(folder / "mixed"), "rows": 3}}, "batch": 2})
+    trainer = Trainer(config_parse(content), show=False)
+    found = list(trainer.held_out("held"))
+    trainer.close()
+    packed = Packed(str(folder / "mixed"))
+    rows = [packed.row(number, parts.LENGTH) for number in (0, 1, 2, 2)]
+    assert numpy.array_equal(numpy.concatenate([ids.numpy() for ids, *_ in found]), [ids for ids, _, _ in rows])
+    counted = sum(len(places.answer) for _, _, places, _ in found)
+    assert counted == sum((kinds == ANSWER).sum() for _, kinds, _ in rows[:3])
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):

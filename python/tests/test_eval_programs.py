@@ -1,0 +1,158 @@
+"""The programs of the evidence that need a GPU for their numbers: what they do around them needs none."""
+
+import os
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import EVAL, eval_module
+
+pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+from lca.finetune.reading import RECIPES  # noqa: E402
+
+layers, train, wordings = map(eval_module, ("layers", "train", "wordings"))
+
+# --- eval/train.py ---
+
+#: In place of lca.finetune: writes an adapter with the command's arguments, or fails.
+STUB = '''
+import pathlib, sys
+
+def main():
+    output = next(each for each in sys.argv if each.startswith("--set=output=")).removeprefix("--set=output=")
+    print("arguments:", *sys.argv[1:])
+    if output == "runs/dense":
+        raise RuntimeError("out of memory")
+    (pathlib.Path(output) / "adapter").mkdir(parents=True)
+    (pathlib.Path(output) / "adapter" / "told").write_text(" ".join(sys.argv[1:]))
+'''
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Runs eval/train.py with the stub; returns what came of it."""
+    package = tmp_path / "stub" / "lca" / "finetune"
+    package.mkdir(parents=True)
+    (tmp_path / "stub" / "torch.py").touch()
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(STUB)
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, str(EVAL / "train.py"), *arguments, "--data", "data", "--adapters", "adapters"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "stub")}, capture_output=True, text=True,
+            check=False)
+    return run
+
+
+def test_arms_name_recipes_that_exist_and_are_measured_with_their_adapters():
+    for name, arm in train.ARMS.items():
+        assert set(arm) <= {"title", "flags", "recipe", "set"}
+        if "recipe" in arm:
+            assert (RECIPES / f"{arm['recipe']}.yaml").exists(), name
+            assert arm["flags"] == ["--adapter", f"{{adapters}}/{name}"]
+            assert all(re.fullmatch(r"[\w.]+=.+", change) for change in arm.get("set", []))
+    assert len({arm["title"] for arm in train.ARMS.values()}) == len(train.ARMS)
+
+
+def test_adapters_of_all_arms_are_copied(trained, tmp_path):
+    done = trained("lca", "lca-seed-1", "--set", "tokens=1K")
+    assert done.returncode == 0, done.stderr
+    for arm, changes in (("lca", ""), ("lca-seed-1", "--set=seed=1 ")):
+        told = (tmp_path / "adapters" / arm / "told").read_text()
+        assert told == f"smollm2 --set=output=runs/{arm} {changes}--set=tokens=1K"
+        assert (tmp_path / "data" / "runs" / f"{arm}.log").read_text() == f"arguments: {told}\n"
+        assert f"{tmp_path}/adapters/{arm}" in done.stdout
+
+
+def test_an_arm_that_fails_names_its_log_and_the_others_go_on(trained, tmp_path):
+    done = trained("dense", "window")
+    log = tmp_path / "data" / "runs" / "dense.log"
+    assert done.returncode == 1 and done.stderr == f"train: dense failed; see {log}\n"
+    assert "out of memory" in log.read_text()
+    assert not (tmp_path / "adapters" / "dense").exists() and (tmp_path / "adapters" / "window" / "told").exists()
+    assert trained("base-dense").returncode == 2  # has no recipe
+
+
+# --- eval/layers.py ---
+
+
+def test_chosen_sizes_stay_within_the_budget_and_never_lose():
+    groups, count = [4, 8, 16, 32], 12
+    for seed in range(30):
+        draw = random.Random(seed)
+        table = {group: [draw.gauss(0.002 * group, 0.02) for _ in range(count)] for group in groups}
+        for budget in (count / 32, count / 16, count / 5):
+            sizes = layers.chosen(table, groups, count, budget)
+            assert len(sizes) == count and set(sizes) <= set(groups)
+            assert sum(1 / size for size in sizes) <= budget + 1e-9
+            assert sum(table[size][layer] for layer, size in enumerate(sizes)) <= sum(table[32])
+
+
+def test_the_budget_goes_to_the_layers_that_lose_most():
+    table = {4: [0.0, 0.0, 0.0, 0.0], 16: [0.0, 0.1, 0.0, 0.01], 32: [0.0, 0.3, 0.0, 0.02]}
+    assert layers.chosen(table, [4, 16, 32], 4, 3 / 32 + 1 / 4) == [32, 4, 32, 32]
+    assert layers.chosen(table, [4, 16, 32], 4, 10.0) == [32, 4, 32, 4]  # what wins nothing stays coarse
+    assert layers.chosen(table, [16, 32], 4, 4 / 32) == [32, 32, 32, 32]
+
+
+def test_one_layer_is_singled_out_at_a_time():
+    assert layers.singled(8, 32, 3) == [[8, 32, 32], [32, 8, 32], [32, 32, 8]]
+
+
+# --- eval/wordings.py ---
+
+LENGTH = 4096
+
+
+class FakeEngine:
+    """Tokens of four characters; a chat begins and ends with a token."""
+
+    def encode(self, text):
+        return [text[at:at + 4] for at in range(0, len(text), 4)]
+
+    def prompt_tokens(self, chat):
+        assert [message["role"] for message in chat] == ["user"]
+        return ["<u>", *self.encode(chat[0]["content"]), "<a>"]
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    draw = random.Random(3)
+    text = "".join("".join(draw.choice("abcdefg ") for _ in range(90)) + "x. " for _ in range(600))
+    keys = [each.replace(" ", "-") for each in wordings.OWN]
+    return wordings.Prompts(FakeEngine(), [text], keys, LENGTH)
+
+
+@pytest.mark.parametrize("form", wordings.WORDINGS, ids=lambda form: form[0])
+def test_a_fact_is_planted_once_outside_the_window_and_asked_for_last(prompts, form):
+    _, statement, question, begin = form
+    for seed in range(8):
+        tokens = prompts.fact(random.Random(seed), statement, question, begin, "4471093")
+        prompt = "".join(tokens)
+        key = next(key for key in prompts.keys if key in prompt)
+        said = statement.format(k=key, v="4471093")
+        assert prompt.count("4471093") == prompt.count(said) == 1
+        assert prompt.endswith(f"\n\n{question.format(k=key)}<a>{begin.format(k=key)}")
+        before, after = prompt.split(said)
+        assert before.endswith(". ") and after.startswith(" ")
+        assert len(after) / 4 > 1024 and LENGTH - 32 < len(tokens) < LENGTH + 96
+
+
+def test_a_text_without_sentences_begins_with_the_fact():
+    prompts = wordings.Prompts(FakeEngine(), ["word " * 8000], ["blue-wagon"], LENGTH)
+    prompt = "".join(prompts.fact(random.Random(1), "{k} is {v}.", "What is {k}?", "It is", "4471093"))
+    assert prompt.startswith("<u>blue-wagon is 4471093. ")
+
+
+def test_a_passage_is_a_sentence_of_the_text_and_its_beginning_is_given(prompts):
+    for seed in range(8):
+        tokens, rest = prompts.passage(random.Random(seed))
+        text, asked = "".join(tokens).split("\n\nRepeat the sentence that begins with: ")
+        begin, given = asked.split("<a>")
+        assert begin == given and len(rest) == 16
+        assert f". {begin} {' '.join(rest)}" in text
