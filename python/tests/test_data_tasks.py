@@ -60,8 +60,24 @@ def test_wordings_that_are_put_together_are_many_and_whole():
         assert len(made) >= least
         for each in made:
             text, places = tasks.fill(each, r="shelf mark", rs="shelf marks", k="Kelinthorpe", v="4471093")
-            assert not re.search(r"\{(of|is|where|q|r|rs|k|v)\}", text), text
+            assert not re.search(r"\{(of|is|where|which|q|r|rs|k|v)\}", text), text
             assert make_one is phrases.question or [text[a:b] for a, b in places["v"]] == ["4471093"]
+
+
+def test_wordings_are_grammatical_where_parts_meet():
+    draw = random.Random(3)
+    commands = "|".join(way for way, _ in phrases.MEANS)
+    for _ in range(4000):
+        said, asked, told = phrases.event(draw)
+        one, many = phrases.relation(draw)
+        made = [said, asked, told, *(make_one(draw) for make_one in (phrases.statement, phrases.statement_more,
+                                                                     phrases.question, phrases.reply))]
+        for text in (tasks.fill(each, r=one, rs=many, k="Kelinthorpe", v="4471093")[0] for each in made):
+            assert not re.search(r"\b(a|A) [aeioAEIO]|\bto to\b|  ", text), text  # a official sign, go to to open
+            if text.startswith(phrases.LEADS):  # not: remember that dial …; they told us that its sign: …
+                rest = text[len(next(lead for lead in phrases.LEADS if text.startswith(lead))):]
+                assert not re.match(rf"({commands}) 4471093 and you|to \w+ Kelinthorpe, ({commands})", rest), text
+                assert not re.search(r"(Kelinthorpe|Kelinthorpe's [\w ]+|, [\w ]+)(: | - | = | -> )4471093", rest), text
 
 
 def test_events_ask_for_what_they_state():
@@ -138,6 +154,7 @@ def test_a_chain_leads_from_the_value_to_each_name():
         assert depths == sorted(depths)
         value = re.search(r"\d{3,9}(?=\D*$)", texts[0])[0]
         names = [turn.reply[a:b] for a, b in turn.answers]
+        assert len([text for text in (plant.text for plant in task.plants) if re.search(rf"\b{value}\b", text)]) == 1
         if names != [value]:
             assert value in turn.question and len(names) == len(texts)
             for name, text in zip(names, texts):

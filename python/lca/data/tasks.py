@@ -190,9 +190,13 @@ class Maker:
         made, used = [], set()
         for number in range(chains):
             value = words.number(self._draw)
+            while value in used:
+                value = words.number(self._draw)
+            used.add(value)
             names: list[str] = []
             while len(names) <= links:
-                name = words.symbol(self._draw) if "{a}'s" not in form["start"] else words.name(self._draw)
+                # Only people begin a sentence; anything else follows its article or command.
+                name = words.name(self._draw) if form["start"].startswith("{a}") else words.symbol(self._draw)
                 if name not in used:
                     used.add(name)
                     names.append(name)
@@ -233,7 +237,6 @@ class Maker:
     def passage(self) -> Task:
         """Passages of the text, to be repeated word for word."""
         return Task("", [], [], passages=self._draw.randint(1, min(max(3, self._cap // 6), self._cap)))
-
 
     def several(self) -> Task:
         """Small tasks of all kinds in one row, as many as it holds, their questions in any order."""

@@ -78,7 +78,7 @@ SHARED_STATEMENTS = (
     "Among the {rs} kept for {k} is {v}.",
     "{k} also holds the {r} {v}.",
     "A further {r} of {k} is {v}.",
-    "Another line gives {v} as {r} of {k}.",
+    "Another line gives {v} as one {r} of {k}.",
     "{k} may be found under the {r} {v} too.",
     "Besides, {v} is one {r} of {k}.",
 )
@@ -147,7 +147,7 @@ FIRST_INTRODUCTIONS = (
     "You will find what is asked for somewhere in the pages below.",
     "Question:",
 )
-AGAIN = ("Now answer.", "Now answer the question from the beginning.", "So, what is your reply?", "")
+AGAIN = ("Now answer.", "Now answer the question asked at the beginning.", "So, what is your reply?", "")
 PLAIN_LEADS = (("", ""), ("Question: ", "Answer: "), ("Q: ", "A: "), ("- ", "  "), ("[?] ", "[!] "))
 
 
