@@ -27,14 +27,15 @@ struct WordRows {
   std::int64_t blocks = 0;
 };
 
-/// Bytes of scratch for `rows` rows of `columns` values.
+/// Bytes of scratch for `rows` rows of `columns` values (a multiple of 32).
 std::size_t quantised_bytes(std::int64_t rows, std::int64_t columns);
+/// Lays rows out in `memory`.
+QuantisedRows quantised_carve(std::int64_t rows, std::int64_t columns, std::byte* memory);
+/// Rounds rows `first` … `first + count − 1` of x; several threads may, each its own rows.
+void quantised_round(const float* x, std::int64_t first, std::int64_t count,
+                     const QuantisedRows& to);
 
-/// Carves `memory` and rounds rows of `columns` values (a multiple of 32) into it.
-QuantisedRows quantise_rows(const float* x, std::int64_t rows, std::int64_t columns,
-                            std::byte* memory);
-
-/// The same in words. Any part of the rows may be rounded, by several threads: `words_carve` first.
+/// The same in words.
 std::size_t words_bytes(std::int64_t rows, std::int64_t columns);
 WordRows words_carve(std::int64_t rows, std::int64_t columns, std::byte* memory);
 /// Those from row `first` on.

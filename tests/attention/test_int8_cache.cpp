@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/cache_state.h"
+#include "attention/cpu/rows.h"
 #include "attention/cpu/vector.h"
 #include "support/compare.h"
 #include "support/feed.h"
@@ -81,6 +82,31 @@ TEST(Int8Rows, ARowOfZerosStaysOneAndOneWithANaNBecomesOne) {
     std::vector<float> values(40, 1.0F);
     values[33] = odd;
     EXPECT_TRUE(std::isnan(cpu::vector_quantise(values.data(), 40, q.data())));
+  }
+}
+
+TEST(Int8Rows, AQueryIsTwoBytesAValueAndSaysWhatIsNotFinite) {
+  Random random(6);
+  for (const std::int64_t count : {1, 5, 16, 64, 67, 128}) {
+    std::vector<float> values;
+    for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(random.normal()));
+    std::vector<std::int8_t> bytes(2 * values.size());
+    const cpu::Int8Query query = cpu::query_quantise(values.data(), count, bytes.data());
+    std::int32_t sum = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const int whole = 256 * bytes[i] + bytes[values.size() + i];
+      sum += whole;
+      ASSERT_LE(std::abs(query.step * static_cast<float>(whole) - values[i]), query.step * 0.51F);
+    }
+    EXPECT_EQ(query.excess, 128 * sum);
+    for (const float odd :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      for (std::size_t at = 0; at < values.size(); ++at) {
+        std::vector<float> spoilt = values;
+        spoilt[at] = odd;
+        ASSERT_TRUE(std::isnan(cpu::query_quantise(spoilt.data(), count, bytes.data()).step)) << at;
+      }
+    }
   }
 }
 

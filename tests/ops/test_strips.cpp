@@ -181,7 +181,8 @@ TEST(Strips, MultiplyAsUnpackedWeightsDo) {
           std::normal_distribution<float> normal;
           for (float& value : x) value = extreme ? 1.0F : normal(random);
           const AlignedBytes memory = aligned_bytes(quantised_bytes(rows, in));
-          const QuantisedRows rounded = quantise_rows(x.data(), rows, in, memory.get());
+          const QuantisedRows rounded = quantised_carve(rows, in, memory.get());
+          quantised_round(x.data(), 0, rows, rounded);
           std::vector<double> expected;
           double largest_sum = 0;
           for (std::int64_t m = 0; m < rows; ++m) {
@@ -228,7 +229,8 @@ TEST(Strips, GiveTheSameBitsOnEveryInstructionSet) {
     std::normal_distribution<float> normal;
     for (float& value : x) value = normal(random);
     const AlignedBytes memory = aligned_bytes(quantised_bytes(rows, in));
-    const QuantisedRows rounded = quantise_rows(x.data(), rows, in, memory.get());
+    const QuantisedRows rounded = quantised_carve(rows, in, memory.get());
+    quantised_round(x.data(), 0, rows, rounded);
     std::vector<std::vector<float>> results;
     for (const auto& [name, set] : found) {
       results.emplace_back(static_cast<std::size_t>(rows * out));
@@ -256,7 +258,9 @@ TEST(Strips, ManyRowsGetTheBitsOfFew) {
         std::normal_distribution<float> normal;
         for (float& value : x) value = extreme ? -1.0F : normal(random);
         const AlignedBytes few_memory = aligned_bytes(quantised_bytes(rows, in));
-        const QuantisedRows few = quantise_rows(x.data(), rows, in, few_memory.get());
+        const QuantisedRows few = quantised_carve(rows, in, few_memory.get());
+        quantised_round(x.data(), 0, 4, few);
+        quantised_round(x.data(), 4, rows - 4, few);
         const AlignedBytes many_memory = aligned_bytes(words_bytes(rows, in));
         const WordRows many = words_carve(rows, in, many_memory.get());
         words_round(x.data(), 0, 9, many);

@@ -3,6 +3,7 @@
 // splits whose number depends on the query alone, so neither threads nor the batch change a bit.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -37,6 +38,7 @@ std::int64_t split_count(std::int64_t pairs, std::int64_t run) {
 struct QueryMemory {
   std::size_t run;
   std::int64_t row, position, splits;
+  std::int64_t left;    ///< splits that are not done
   float* q_semantic;    ///< [H][d_c], MLA
   float* q_positional;  ///< [H][d_rope]
   // With entry positions, where the query's entry lies behind its token's position:
@@ -136,7 +138,7 @@ class Decode {
     const std::int64_t heads = shape_.heads;
     const auto count = static_cast<std::int64_t>(queries_.size());
     ThreadPool& pool = context_.state().pool;
-    // Waking the others costs more than GQA's part of the work before and after.
+    // Waking the others costs more than GQA's part of the work before, and after is little.
     const bool alone = shape_.form == Form::gqa && count * heads * shape_.d_value <= kAlone;
     const auto share = [&](const auto& body) {
       const auto task = [&](std::int64_t i, int) { body(query(i / heads), i % heads); };
@@ -151,9 +153,14 @@ class Decode {
     }
     share([&](const QueryMemory& query, std::int64_t head) { prepare(query, head); });
     pool.run(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t task, int worker) {
-      attend_split(tasks_[static_cast<std::size_t>(task)], worker);
+      const SplitTask& split = tasks_[static_cast<std::size_t>(task)];
+      attend_split(split, worker);
+      // Whoever does a query's last split finishes it, so that no thread waits for another's.
+      QueryMemory& query = queries_[split.query];
+      if (!alone || std::atomic_ref(query.left).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+      for (std::int64_t head = 0; head < heads; ++head) finish(query, head);
     });
-    share([&](const QueryMemory& query, std::int64_t head) { finish(query, head); });
+    if (!alone) share([&](const QueryMemory& query, std::int64_t head) { finish(query, head); });
   }
 
  private:
@@ -189,7 +196,7 @@ class Decode {
                   query.run = run;
                   query.row = row;
                   query.position = position;
-                  query.splits = parts;
+                  query.splits = query.left = parts;
                   query.shift = rotation_.steps == nullptr
                                     ? 0
                                     : runs_[run].cache->state().layout.position_shift(position + 1);

@@ -2,14 +2,17 @@
 //
 // One instruction multiplies 64 pairs of bytes, one of them without sign, and adds them four by
 // four. Queries and weights have 16 bits, so that a row takes two of them: as many as bfloat16 for
-// half the memory, and no conversion. Scores: rows become q + 128 by one exclusive or. Outputs:
-// four rows at a time, their values side by side; 3 heads × 64 columns in 24 registers.
+// half the memory, and no conversion. Scores: rows become q + 128 by one exclusive or, and sixteen
+// of them are turned, so that lanes are rows and no sum goes across lanes. Outputs: four rows at a
+// time, their values side by side; 3 heads × 64 columns in 24 registers.
 
 #include "attention/cpu/int8_kernels.h"
 
 #if defined(__AVX512VNNI__)
 
 #include <immintrin.h>
+
+#include <cstring>
 
 namespace lca::cpu {
 
@@ -20,127 +23,172 @@ inline __m512i bytes(const void* from) { return _mm512_loadu_si512(from); }
 /// Into the second-level cache: what goes to the first waits in a shorter queue.
 inline void prefetch(const std::int8_t* from) { __builtin_prefetch(from, 0, 2); }
 
-/// The sums of four vectors, in each quarter of a vector those of its quarter.
-inline __m512i sum_four(const __m512i (&v)[4]) {
-  const __m512i ab =
-      _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-  const __m512i cd =
-      _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-  return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+inline __m512i four_bytes(const void* from) {
+  int value;
+  std::memcpy(&value, from, sizeof(value));
+  return _mm512_set1_epi32(value);
 }
 
-/// The quarters of four vectors added up, one vector's sum after the other.
-inline __m512i sum_quarters(const __m512i (&v)[4]) {
-  const auto pair = [](__m512i a, __m512i b) {
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
-  };
-  const __m512i ab = pair(v[0], v[1]);
-  const __m512i cd = pair(v[2], v[3]);
-  return _mm512_add_epi32(_mm512_shuffle_i32x4(ab, cd, 0x88), _mm512_shuffle_i32x4(ab, cd, 0xdd));
-}
-
-/// kHeads heads of one KV head against 4 rows of 64·kPieces values.
-template <int kHeads, int kPieces>
-inline void score_heads(const Int8Query* q, const __m512i (&row)[4][kPieces], float* scores) {
-  __m512i quarters[4];
+/// 8 × 8 numbers, rows to columns.
+inline void turn_eight(__m256 (&v)[8]) {
+  __m256 pairs[8];
 #pragma GCC unroll 4
-  for (int h = 0; h < 4; ++h) {
-    if (h >= kHeads) {
-      quarters[h] = _mm512_setzero_si512();
+  for (int i = 0; i < 4; ++i) {
+    pairs[2 * i] = _mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]);
+    pairs[2 * i + 1] = _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]);
+  }
+  __m256 fours[8];
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    v[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
+
+void turn(const float* rows, std::int64_t stride, std::int64_t columns, std::int64_t count,
+          float factor, float* out) {
+  for (std::int64_t c = 0; c < columns; c += 8) {
+    const std::int64_t some = columns - c < 8 ? columns - c : 8;
+    const auto mask = static_cast<__mmask8>((1 << some) - 1);
+    for (std::int64_t k = 0; k < count; k += 8) {
+      __m256 v[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        v[i] = k + i < count ? _mm256_maskz_loadu_ps(mask, rows + (k + i) * stride + c)
+                             : _mm256_setzero_ps();
+      }
+      turn_eight(v);
+      for (std::int64_t i = 0; i < some; ++i) {
+        _mm256_storeu_ps(out + (c + i) * kRowBlock + k,
+                         _mm256_mul_ps(v[i], _mm256_set1_ps(factor)));
+      }
+    }
+  }
+}
+
+/// 16 × 16 numbers, rows to columns.
+inline void turn_sixteen(__m512i (&v)[16]) {
+  __m512i fours[16];
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const __m512i ab_low = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    const __m512i ab_high = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+    const __m512i cd_low = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]);
+    const __m512i cd_high = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
+    // Column c of four rows, one in each quarter: 0, 4, 8, 12 for the first, and so on.
+    fours[i] = _mm512_unpacklo_epi64(ab_low, cd_low);
+    fours[i + 1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+    fours[i + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+    fours[i + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512i low_even = _mm512_shuffle_i32x4(fours[c], fours[c + 4], 0x88);
+    const __m512i low_odd = _mm512_shuffle_i32x4(fours[c], fours[c + 4], 0xdd);
+    const __m512i high_even = _mm512_shuffle_i32x4(fours[c + 8], fours[c + 12], 0x88);
+    const __m512i high_odd = _mm512_shuffle_i32x4(fours[c + 8], fours[c + 12], 0xdd);
+    v[c] = _mm512_shuffle_i32x4(low_even, high_even, 0x88);
+    v[c + 4] = _mm512_shuffle_i32x4(low_odd, high_odd, 0x88);
+    v[c + 8] = _mm512_shuffle_i32x4(low_even, high_even, 0xdd);
+    v[c + 12] = _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd);
+  }
+}
+
+/// Where the scores of sixteen rows and one KV head come from besides rows, and go.
+struct ScoreTile {
+  const float* scale;
+  const float* bias;  ///< may be null
+  float* to;          ///< one head's, the next 64 further
+};
+
+/// kHeads heads against 64 values of 16 rows: lanes are rows. Before the last piece of a row `to`
+/// holds whole numbers.
+template <int kHeads>
+inline void score_heads(const Int8Query* q, std::int64_t piece, std::int64_t pieces,
+                        const __m512i (&values)[16], const ScoreTile& tile) {
+  __m512i high[kHeads];
+  __m512i low[kHeads];
+#pragma GCC unroll 4
+  for (int h = 0; h < kHeads; ++h) high[h] = low[h] = _mm512_setzero_si512();
+#pragma GCC unroll 16
+  for (int v = 0; v < 16; ++v) {
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h) {
+      const std::int8_t* from = q[h].high + 64 * piece + 4 * v;
+      high[h] = _mm512_dpbusd_epi32(high[h], values[v], four_bytes(from));
+      low[h] = _mm512_dpbusd_epi32(low[h], values[v], four_bytes(from + 64 * pieces));
+    }
+  }
+#pragma GCC unroll 4
+  for (int h = 0; h < kHeads; ++h) {
+    float* to = tile.to + h * kRowBlock;
+    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[h], 8), low[h]);
+    if (piece > 0) sum = _mm512_add_epi32(sum, bytes(to));
+    if (piece + 1 < pieces) {
+      _mm512_storeu_si512(to, sum);
       continue;
     }
-    __m512i acc[4];
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) acc[k] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int p = 0; p < kPieces; ++p) {
-      const __m512i high = bytes(q[h].high + 64 * p);
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) acc[k] = _mm512_dpbusd_epi32(acc[k], row[k][p], high);
-    }
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) acc[k] = _mm512_slli_epi32(acc[k], 8);
-#pragma GCC unroll 4
-    for (int p = 0; p < kPieces; ++p) {
-      const __m512i low = bytes(q[h].high + 64 * (kPieces + p));
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) acc[k] = _mm512_dpbusd_epi32(acc[k], row[k][p], low);
-    }
-    quarters[h] = sum_four(acc);
+    const __m512i exact = _mm512_sub_epi32(sum, _mm512_set1_epi32(q[h].excess));
+    const __m512 score = _mm512_mul_ps(_mm512_cvtepi32_ps(exact), _mm512_set1_ps(q[h].step));
+    const __m512 scale = _mm512_loadu_ps(tile.scale);
+    _mm512_storeu_ps(to, tile.bias == nullptr
+                             ? _mm512_mul_ps(score, scale)
+                             : _mm512_fmadd_ps(score, scale, _mm512_loadu_ps(tile.bias)));
   }
-  const __m512i sums = sum_quarters(quarters);
-  const auto store = [&](int h, __m128i sum) {
-    const __m128i exact = _mm_sub_epi32(sum, _mm_set1_epi32(q[h].excess));
-    _mm_storeu_ps(scores + h * kRowBlock,
-                  _mm_mul_ps(_mm_cvtepi32_ps(exact), _mm_set1_ps(q[h].step)));
-  };
-  store(0, _mm512_castsi512_si128(sums));
-  if constexpr (kHeads > 1) store(1, _mm512_extracti32x4_epi32(sums, 1));
-  if constexpr (kHeads > 2) store(2, _mm512_extracti32x4_epi32(sums, 2));
-  if constexpr (kHeads > 3) store(3, _mm512_extracti32x4_epi32(sums, 3));
 }
 
-/// One KV head's heads against 4 rows.
-template <int kPieces>
-inline void score_rows(const Int8Query* q, std::int64_t heads, const std::int8_t* const (&rows)[4],
-                       float* scores) {
+void scores(const RowHeads& heads, const Int8Part& part, std::int64_t count, const float* scale,
+            const float* bias, float* scores) {
+  constexpr std::int64_t kRows = 16;
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-  __m512i row[4][kPieces];
-#pragma GCC unroll 4
-  for (int k = 0; k < 4; ++k) {
-#pragma GCC unroll 4
-    for (int p = 0; p < kPieces; ++p) {
-      row[k][p] = _mm512_xor_si512(bytes(rows[k] + 64 * p), sign);
-    }
-  }
-  for (std::int64_t h = 0; h < heads; h += 4, q += 4, scores += 4 * kRowBlock) {
-    switch (heads - h) {
-      case 1:
-        score_heads<1, kPieces>(q, row, scores);
-        break;
-      case 2:
-        score_heads<2, kPieces>(q, row, scores);
-        break;
-      case 3:
-        score_heads<3, kPieces>(q, row, scores);
-        break;
-      default:
-        score_heads<4, kPieces>(q, row, scores);
-    }
-  }
-}
-
-template <int kPieces>
-void block_scores(const RowHeads& heads, const Int8Part& part, std::int64_t count, float* scores) {
-  for (std::int64_t k = 0; k < count; k += 4) {
+  const std::int64_t pieces = part.width / 64;
+  for (std::int64_t k = 0; k < count; k += kRows) {
     const std::int8_t* first = part.rows + k * part.stride;
-    if (k < part.later_count) {
-      const std::int8_t* later = part.later + k * part.stride;
-      for (std::int64_t at = 0; at < 4 * part.stride; at += 64) prefetch(later + at);
-    }
     // The last row stands for those that are missing at the end of a block.
-    const std::int8_t* rows[4];
-    for (std::int64_t i = 0; i < 4; ++i) {
-      rows[i] = first + (k + i < count ? i : count - 1 - k) * part.stride;
-    }
+    const std::int64_t last = count - 1 - k;
     for (std::int64_t kv = 0; kv < heads.kv_heads; ++kv) {
-      score_rows<kPieces>(heads.q_int8 + kv * heads.heads, heads.heads, rows,
-                          scores + kv * heads.heads * kRowBlock + k);
-      for (const std::int8_t*& row : rows) row += part.width;
+      if (k < part.later_count) {
+        const std::int64_t bytes = kRows * part.width;
+        const std::int8_t* later = part.later + k * part.stride + kv * bytes;
+        for (std::int64_t at = 0; at < bytes; at += 64) prefetch(later + at);
+      }
+      for (std::int64_t piece = 0; piece < pieces; ++piece) {
+        const std::int8_t* from = first + kv * part.width + 64 * piece;
+        __m512i values[kRows];
+#pragma GCC unroll 16
+        for (std::int64_t i = 0; i < kRows; ++i) {
+          values[i] = _mm512_xor_si512(bytes(from + (i < last ? i : last) * part.stride), sign);
+        }
+        turn_sixteen(values);
+        for (std::int64_t h = 0; h < heads.heads; h += 4) {
+          const std::int64_t head = kv * heads.heads + h;
+          const Int8Query* q = heads.q_int8 + head;
+          const ScoreTile tile{scale + kv * kRowBlock + k,
+                               bias == nullptr ? nullptr : bias + kv * kRowBlock + k,
+                               scores + head * kRowBlock + k};
+          switch (heads.heads - h) {
+            case 1:
+              score_heads<1>(q, piece, pieces, values, tile);
+              break;
+            case 2:
+              score_heads<2>(q, piece, pieces, values, tile);
+              break;
+            case 3:
+              score_heads<3>(q, piece, pieces, values, tile);
+              break;
+            default:
+              score_heads<4>(q, piece, pieces, values, tile);
+          }
+        }
+      }
     }
-  }
-}
-
-void scores(const RowHeads& heads, const Int8Part& rows, std::int64_t count, float* scores) {
-  switch (rows.width) {
-    case 64:
-      block_scores<1>(heads, rows, count, scores);
-      break;
-    case 128:
-      block_scores<2>(heads, rows, count, scores);
-      break;
-    default:
-      block_scores<4>(heads, rows, count, scores);
   }
 }
 
@@ -205,11 +253,8 @@ inline void output_tile(const Int8Weights* weights, const float* factor, const s
         _mm512_unpacklo_epi16(ab_high, cd_high), _mm512_unpackhi_epi16(ab_high, cd_high)};
 #pragma GCC unroll 3
     for (int h = 0; h < kHeads; ++h) {
-      const auto weight = [&](const std::uint8_t* from) {
-        return _mm512_set1_epi32(*reinterpret_cast<const int*>(from + k));
-      };
-      const __m512i weight_high = weight(weights[h].high);
-      const __m512i weight_low = weight(weights[h].low);
+      const __m512i weight_high = four_bytes(weights[h].high + k);
+      const __m512i weight_low = four_bytes(weights[h].low + k);
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) {
         high[h][v] = _mm512_dpbusd_epi32(high[h][v], weight_high, four[v]);
@@ -274,14 +319,14 @@ void outputs(const RowHeads& heads, const Int8Part& rows, std::int64_t count,
 }  // namespace
 
 // Data, not a function: nothing of this file may run before the CPU was asked.
-constinit const Int8Kernels kAvx512Int8{scores, weigh, outputs};
+constinit const Int8Kernels kAvx512Int8{turn, scores, weigh, outputs};
 
 }  // namespace lca::cpu
 
 #else
 
 namespace lca::cpu {
-constinit const Int8Kernels kAvx512Int8{nullptr, nullptr, nullptr};
+constinit const Int8Kernels kAvx512Int8{nullptr, nullptr, nullptr, nullptr};
 }  // namespace lca::cpu
 
 #endif

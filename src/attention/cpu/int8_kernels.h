@@ -23,9 +23,15 @@ struct Int8Weights {
 };
 
 struct Int8Kernels {
-  /// scores[h·64 + k] = q[h]·row[k], without the rows' scales, for all heads of all KV heads and
-  /// `count` ≤ 64 rows; those up to the next multiple of 4 are written too.
-  void (*scores)(const RowHeads& heads, const Int8Part& rows, std::int64_t count, float* scores);
+  /// out[c·64 + k] = factor·rows[k·stride + c] for `columns` columns and `count` ≤ 64 rows; those
+  /// up to the next multiple of 8 are written too.
+  void (*turn)(const float* rows, std::int64_t stride, std::int64_t columns, std::int64_t count,
+               float factor, float* out);
+  /// scores[h·64 + k] = q[h]·row[k]·scale[kv·64 + k] + bias[kv·64 + k] for all heads h of all KV
+  /// heads and `count` ≤ 64 rows; those up to the next multiple of 16 are written too. `bias` may
+  /// be null.
+  void (*scores)(const RowHeads& heads, const Int8Part& rows, std::int64_t count,
+                 const float* scale, const float* bias, float* scores);
   /// weights[k]·scale[k] in 16 bits; what is beyond `count` is zero.
   void (*weigh)(const float* weights, const float* scale, std::int64_t count, Int8Weights& to);
   /// out[h] = out[h]·factor[h] + Σ_k weights[h][k]·row[k].
@@ -36,5 +42,8 @@ struct Int8Kernels {
 extern const Int8Kernels kAvx512Int8;
 /// The same where the CPU has the instructions, else null.
 const Int8Kernels* int8_kernels();
+
+/// `rows_attend` for rows of 8 bits.
+void rows_attend_int8(const RowHeads& heads, const RowSpan& rows, const RowSpan* next);
 
 }  // namespace lca::cpu

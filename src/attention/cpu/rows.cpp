@@ -2,22 +2,19 @@
 
 #include "attention/cpu/int8_kernels.h"
 #include "attention/cpu/tile.h"
-#include "core/cpu_level.h"
 
 // The order matters.
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/rows.cpp"
 #include "ops/cpu/foreach_target.h"
-#include "attention/cpu/simd-inl.h"
+#include "attention/cpu/row_softmax-inl.h"
 // clang-format on
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numbers>
-
-#include "core/workspace.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lca::cpu {
@@ -224,37 +221,6 @@ void Outputs(const float* weights, const float* factor, const T* rows, std::int6
   }
 }
 
-/// Scores to weights 2^(x − top), in place.
-void Softmax(const RowHeads& heads, std::int64_t count, float* scores, float* factor) {
-  const DF d;
-  const std::int64_t lanes = Lanes();
-  for (std::int64_t h = 0; h < heads.kv_heads * heads.heads; ++h) {
-    float* row = scores + h * kRowBlock;
-    const float before = heads.top[h];
-    std::int64_t at = 0;
-    VF most = hn::Set(d, before);
-    for (; at + lanes <= count; at += lanes) most = hn::Max(hn::LoadU(d, row + at), most);
-    float now = hn::GetLane(hn::MaxOfLanes(d, most));
-    for (; at < count; ++at) now = std::max(now, row[at]);
-    const VF top = hn::Set(d, now);
-    VF sums = hn::Zero(d);
-    std::int64_t k = 0;
-    for (; k + lanes <= count; k += lanes) {
-      const VF p = Exp2(hn::Sub(hn::LoadU(d, row + k), top));
-      sums = hn::Add(sums, p);
-      hn::StoreU(p, d, row + k);
-    }
-    float sum = hn::GetLane(hn::SumOfLanes(d, sums));
-    for (; k < count; ++k) {
-      row[k] = hn::GetLane(Exp2(hn::Sub(hn::Set(d, row[k]), top)));
-      sum += row[k];
-    }
-    factor[h] = before == now ? 1.0F : std::exp2(before - now);
-    heads.top[h] = now;
-    heads.sum[h] = heads.sum[h] * factor[h] + sum;
-  }
-}
-
 /// Rows of one dtype.
 template <typename T>
 struct TypedRows {
@@ -373,130 +339,7 @@ void AttendBlock(const RowHeads& heads, const TypedRows<T>& rows, std::int64_t c
   }
 }
 
-/// One block of rows of 8 bits.
-void AttendBlockInt8(const RowHeads& heads, const Int8Part& semantic, const Int8Part& positional,
-                     const RowFormat& format, const float* scales, std::int64_t count,
-                     const float* bias, std::int64_t bias_stride) {
-  const Int8Kernels& kernels = *int8_kernels();
-  const DF d;
-  const std::int64_t lanes = Lanes();
-  const std::int64_t all = heads.kv_heads * heads.heads;
-  float* scores = heads.scratch;
-  float* factor = scores + all * kRowBlock;
-  // Beyond is room for widened rows, which there are none of.
-  auto* weights = reinterpret_cast<Int8Weights*>(
-      align_up(reinterpret_cast<std::uintptr_t>(factor + all), alignof(Int8Weights)));
-  auto* by_head = reinterpret_cast<float*>(weights + all);  // scales of keys, of values; biases
-  float* value_scale = by_head + heads.kv_heads * kRowBlock;
-  float* biases = value_scale + heads.kv_heads * kRowBlock;
-  for (std::int64_t k = 0; k < count; ++k) {
-    const float* row = scales + k * format.scales();
-    for (std::int64_t kv = 0; kv < heads.kv_heads; ++kv) {
-      by_head[kv * kRowBlock + k] = row[format.positional_scale() + kv];
-      value_scale[kv * kRowBlock + k] = row[kv];
-    }
-  }
-  if (bias != nullptr) {
-    for (std::int64_t k = 0; k < count; ++k) {
-      for (std::int64_t kv = 0; kv < heads.kv_heads; ++kv) {
-        biases[kv * kRowBlock + k] =
-            bias[k * bias_stride + (bias_stride > 0 ? kv : 0)] * std::numbers::log2e_v<float>;
-      }
-    }
-  }
-  kernels.scores(heads, positional, count, scores);
-  for (std::int64_t head = 0; head < all; ++head) {
-    float* row = scores + head * kRowBlock;
-    const float* scale = by_head + head / heads.heads * kRowBlock;
-    const float* add = bias == nullptr ? nullptr : biases + head / heads.heads * kRowBlock;
-    // Whole vectors: a block has room for 64 rows, and nothing reads those that are missing.
-    for (std::int64_t k = 0; k < count; k += lanes) {
-      const VF score = hn::LoadU(d, row + k);
-      const VF s = hn::LoadU(d, scale + k);
-      hn::StoreU(add == nullptr ? hn::Mul(score, s) : hn::MulAdd(score, s, hn::LoadU(d, add + k)),
-                 d, row + k);
-    }
-  }
-  Softmax(heads, count, scores, factor);
-  for (std::int64_t head = 0; head < all; ++head) {
-    kernels.weigh(scores + head * kRowBlock, value_scale + head / heads.heads * kRowBlock, count,
-                  weights[head]);
-  }
-  kernels.outputs(heads, semantic, count, weights, factor);
-}
-
-/// Rows of 8 bits: multiplied as they are, or widened block by block.
-void RowsAttendInt8(const RowHeads& heads, const RowSpan& rows, const RowSpan* next) {
-  const RowFormat& format = *rows.format;
-  const CacheRows stored{static_cast<const std::byte*>(rows.semantic),
-                         static_cast<const std::byte*>(rows.positional), rows.scales, rows.count};
-  const std::int64_t semantic_width = heads.kv_heads * heads.d_semantic;
-  const std::int64_t positional_width = heads.kv_heads * heads.d_positional;
-  float* wide_semantic = heads.scratch + heads.kv_heads * heads.heads * (kRowBlock + 1);
-  float* wide_positional = wide_semantic + kRowBlock * semantic_width;
-  const auto* semantic = static_cast<const std::int8_t*>(rows.semantic);
-  const auto* positional = static_cast<const std::int8_t*>(rows.positional);
-  const bool next_int8 = next != nullptr && next->format != nullptr;
-  for (std::int64_t first = 0; first < rows.count; first += kRowBlock) {
-    const std::int64_t count = std::min(kRowBlock, rows.count - first);
-    const float* bias = rows.bias == nullptr ? nullptr : rows.bias + first * rows.bias_stride;
-    if (heads.q_int8 != nullptr) {
-      Int8Part values{semantic + first * semantic_width, semantic_width, heads.d_semantic};
-      Int8Part keys{positional + first * positional_width, positional_width, heads.d_positional};
-      const bool last = first + count == rows.count;
-      if (!last || next_int8) {
-        // What is read next: the next block, or the first one of the next rows.
-        keys.later = last ? static_cast<const std::int8_t*>(next->positional)
-                          : keys.rows + count * positional_width;
-        values.later = last ? static_cast<const std::int8_t*>(next->semantic)
-                            : values.rows + count * semantic_width;
-        const std::int64_t left = last ? next->count : rows.count - first - count;
-        keys.later_count = values.later_count = std::min(kRowBlock, left);
-        const float* scales = last ? next->scales : rows.scales + (first + count) * format.scales();
-        PrefetchLines(scales, keys.later_count * format.scale_bytes());
-      }
-      AttendBlockInt8(heads, values, keys, format, rows.scales + first * format.scales(), count,
-                      bias, rows.bias_stride);
-      continue;
-    }
-    for (std::int64_t k = 0; k < count; ++k) {
-      format.semantic_read(stored, first + k, wide_semantic + k * semantic_width);
-      format.positional_read(stored, first + k, wide_positional + k * positional_width);
-    }
-    AttendBlock<float>(heads, {wide_semantic, wide_positional, semantic_width, positional_width},
-                       count, bias, rows.bias_stride);
-  }
-}
-
-Int8Query QueryQuantise(const float* HWY_RESTRICT from, std::int64_t count,
-                        std::int8_t* HWY_RESTRICT to) {
-  constexpr float kMost = 127 * 256;
-  float largest = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    // A NaN is kept.
-    const float size = std::abs(from[i]);
-    largest = size <= largest ? largest : size;
-  }
-  const float inverse = largest > 1e-30F ? kMost / largest : 0.0F;
-  std::int32_t sum = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    // Adding 1.5·2²³ rounds to a whole number and leaves it in the lowest bits.
-    const float shifted = from[i] * inverse + 12582912.0F;
-    std::int32_t bits;
-    std::memcpy(&bits, &shifted, sizeof(bits));
-    const std::int32_t q = bits - 0x4b400000;
-    to[i] = static_cast<std::int8_t>((q + 128) >> 8);
-    to[count + i] = static_cast<std::int8_t>(q);
-    sum += static_cast<std::int16_t>(q);
-  }
-  return {to, largest > 1e-30F ? largest / kMost : largest, 128 * sum};
-}
-
-void RowsAttend(const RowHeads& heads, const RowSpan& rows, const RowSpan* next) {
-  if (rows.format != nullptr) {
-    RowsAttendInt8(heads, rows, next);
-    return;
-  }
+void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
   // Widening pays where many heads read the same rows.
   constexpr std::int64_t kMany = 8;
   const std::int64_t semantic_width = heads.kv_heads * heads.d_semantic;
@@ -546,27 +389,6 @@ HWY_AFTER_NAMESPACE();
 namespace lca::cpu {
 
 HWY_EXPORT(RowsAttend);
-HWY_EXPORT(QueryQuantise);
-
-const Int8Kernels* int8_kernels() {
-#if defined(__x86_64__)
-  static const bool has =
-      kAvx512Int8.scores != nullptr && __builtin_cpu_supports("avx512vnni") != 0 &&
-      __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0;
-  return has && cpu_level() >= CpuLevel::avx512 ? &kAvx512Int8 : nullptr;
-#else
-  return nullptr;
-#endif
-}
-
-bool rows_run_int8(std::int64_t d_semantic, std::int64_t d_positional) {
-  const auto whole = [](std::int64_t width) { return width == 64 || width == 128 || width == 256; };
-  return whole(d_semantic) && whole(d_positional) && int8_kernels() != nullptr;
-}
-
-Int8Query query_quantise(const float* from, std::int64_t count, std::int8_t* to) {
-  return HWY_DYNAMIC_DISPATCH(QueryQuantise)(from, count, to);
-}
 
 bool rows_run_bf16(DType dtype, std::int64_t d_semantic, std::int64_t d_positional) {
   constexpr std::int64_t kPiece = 32;
@@ -581,21 +403,12 @@ void rows_begin(const RowHeads& heads) {
   std::fill_n(heads.sum, count, 0.0F);
 }
 
-void rows_prefetch(const RowHeads& heads, const RowSpan& rows) {
-  if (rows.format == nullptr || heads.q_int8 == nullptr) return;
-  const auto lines = [](const void* from, std::int64_t bytes) {
-    constexpr std::int64_t kLine = 64;
-    const auto* line = static_cast<const std::uint8_t*>(from);
-    for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(line + at, 0, 2);
-  };
-  const std::int64_t count = std::min(kRowBlock, rows.count);
-  lines(rows.positional, count * rows.format->positional_bytes());
-  lines(rows.scales, count * rows.format->scale_bytes());
-  lines(rows.semantic, count * rows.format->semantic_bytes());
-}
-
 void rows_attend(const RowHeads& heads, const RowSpan& rows, const RowSpan* next) {
-  HWY_DYNAMIC_DISPATCH(RowsAttend)(heads, rows, next);
+  if (rows.format != nullptr) {
+    rows_attend_int8(heads, rows, next);
+  } else {
+    HWY_DYNAMIC_DISPATCH(RowsAttend)(heads, rows);
+  }
 }
 
 }  // namespace lca::cpu

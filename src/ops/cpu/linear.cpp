@@ -53,18 +53,28 @@ namespace {
 
 /// Up to so many rows a weight row is unpacked and dotted; beyond, oneDNN's blocking wins.
 constexpr std::int64_t kFewRows = 12;
-/// Weight rows one task of the few-row product handles: long pieces, which memory likes, but
-/// several for each thread.
-std::int64_t rows_per_task(const PackedMatrix& weight, int threads) {
-  constexpr std::int64_t kFewest = kStripRows;
+/// How the rows of a weight are shared out: in units of so many, in so many tasks.
+struct Cut {
+  std::int64_t unit = 1;
+  std::int64_t tasks = 1;
+};
+
+/// For the product of few rows: long pieces, which memory likes, but several for each thread, and
+/// all of nearly the same length.
+Cut few_rows_cut(const PackedMatrix& weight, int threads) {
   constexpr std::int64_t kTasksPerThread = 4;
-  const std::int64_t rows = weight.rows / (kTasksPerThread * threads) / kFewest * kFewest;
-  return std::max(kFewest, rows);
+  const std::int64_t strips = (weight.rows + kStripRows - 1) / kStripRows;
+  return {kStripRows, std::min<std::int64_t>(strips, kTasksPerThread * threads)};
 }
 
 /// Weight rows in a panel: about eight panels for a small matrix, a cache-sized one for a large.
 std::int64_t panel_rows(std::int64_t out) {
   return std::clamp<std::int64_t>((out / 8 + 31) / 32 * 32, 32, 256);
+}
+
+Cut panel_cut(const PackedMatrix& weight) {
+  const std::int64_t unit = panel_rows(weight.rows);
+  return {unit, (weight.rows + unit - 1) / unit};
 }
 
 /// One of several products that share their activations.
@@ -190,16 +200,13 @@ struct Scratch {
   static constexpr std::size_t kPieceSlack = 8 * kAlignment;
 };
 
-/// Shares the weight rows of all products out, at most step(product) rows a task: body(product,
-/// first, count, worker). Before them come `others` tasks of another kind: other(task).
-template <typename Other, typename Step, typename Body>
+/// Shares the weight rows of all products out as cut(weight) says: body(product, first, count,
+/// worker). Before them come `others` tasks of another kind: other(task).
+template <typename Other, typename Cutting, typename Body>
 void for_weight_rows(Context& context, std::span<const Product> group, std::int64_t others,
-                     const Other& other, const Step& step, const Body& body) {
-  const auto tasks_of = [&](const Product& product) {
-    return (product.weight.rows + step(product) - 1) / step(product);
-  };
+                     const Other& other, const Cutting& cut, const Body& body) {
   std::int64_t tasks = others;
-  for (const Product& product : group) tasks += tasks_of(product);
+  for (const Product& product : group) tasks += cut(product.weight).tasks;
   context.state().pool.run(tasks, [&](std::int64_t task, int worker) {
     if (task < others) {
       other(task);
@@ -207,9 +214,13 @@ void for_weight_rows(Context& context, std::span<const Product> group, std::int6
     }
     task -= others;
     const Product* product = group.data();
-    for (; task >= tasks_of(*product); ++product) task -= tasks_of(*product);
-    const std::int64_t first = task * step(*product);
-    body(*product, first, std::min(step(*product), product->weight.rows - first), worker);
+    for (; task >= cut(product->weight).tasks; ++product) task -= cut(product->weight).tasks;
+    const Cut pieces = cut(product->weight);
+    const std::int64_t rows = product->weight.rows;
+    const std::int64_t units = (rows + pieces.unit - 1) / pieces.unit;
+    const std::int64_t first = units * task / pieces.tasks * pieces.unit;
+    const std::int64_t end = std::min(rows, units * (task + 1) / pieces.tasks * pieces.unit);
+    body(*product, first, end - first, worker);
   });
 }
 
@@ -237,32 +248,43 @@ void wait_for(const std::atomic<std::int64_t>& pending) {
 void few_rows(Context& context, std::span<const Product> group, const Scratch& scratch,
               const float* x) {
   const std::int64_t in = group[0].weight.columns;
+  std::int64_t rounded = 0;  // rows to be rounded
   if (scratch.quantised != nullptr) {
     std::byte* memory = scratch.quantised;
     for (RowPiece& piece : scratch.rows.few) {
-      piece.quantised = quantise_rows(x + piece.first * in, piece.rows, in, memory);
+      piece.quantised = quantised_carve(piece.rows, in, memory);
       memory += align_up(quantised_bytes(piece.rows, in));
+      rounded += piece.rows;
     }
   }
-  // A·x is one task for each panel of A, and those come first: tasks are taken in order, so a task
-  // that waits for them before it adds B·(A·x) to its rows waits for tasks that run already. A call
-  // of its own for A·x would cost a token one more barrier a product.
+  // Rounding a row and A·x with a panel of A are tasks, and come first: tasks are taken in order,
+  // so one that waits for them waits for tasks that run already. Calls of their own would cost a
+  // token more barriers.
   const std::int64_t downs = scratch.low_width / kLoraLanes;
-  std::atomic<std::int64_t> pending{downs};
+  std::atomic<std::int64_t> rounds_left{rounded};
+  std::atomic<std::int64_t> downs_left{downs};
+  const auto round = [&](std::int64_t row) {
+    const RowPiece* piece = scratch.rows.few.data();
+    for (; row >= piece->rows; ++piece) row -= piece->rows;
+    quantised_round(x + piece->first * in, row, 1, piece->quantised);
+    rounds_left.fetch_sub(1, std::memory_order_release);
+  };
+  const auto down = [&](std::int64_t panel) {
+    const Product* product = group.data();
+    for (; panel >= product->lora.panels(); ++product) panel -= product->lora.panels();
+    for (const RowPiece& piece : scratch.rows.few) {
+      lora_down(product->lora, LoraRows::few, panel, x + piece.first * in, piece.rows,
+                scratch.low_at(piece.first, *product) + panel * kLoraLanes, scratch.low_width);
+    }
+    downs_left.fetch_sub(1, std::memory_order_release);
+  };
   for_weight_rows(
-      context, group, downs,
-      [&](std::int64_t panel) {
-        const Product* product = group.data();
-        for (; panel >= product->lora.panels(); ++product) panel -= product->lora.panels();
-        for (const RowPiece& piece : scratch.rows.few) {
-          lora_down(product->lora, LoraRows::few, panel, x + piece.first * in, piece.rows,
-                    scratch.low_at(piece.first, *product) + panel * kLoraLanes, scratch.low_width);
-        }
-        pending.fetch_sub(1, std::memory_order_release);
-      },
-      [&](const Product& product) { return rows_per_task(product.weight, context.threads()); },
+      context, group, rounded + downs,
+      [&](std::int64_t task) { task < rounded ? round(task) : down(task - rounded); },
+      [&](const PackedMatrix& weight) { return few_rows_cut(weight, context.threads()); },
       [&](const Product& product, std::int64_t first, std::int64_t count, int worker) {
         const PackedMatrix& w = product.weight;
+        if (w.strips) wait_for(rounds_left);
         for (const RowPiece& piece : scratch.rows.few) {
           float* out = product.out + piece.first * w.rows;
           if (w.strips) {
@@ -278,7 +300,7 @@ void few_rows(Context& context, std::span<const Product> group, const Scratch& s
             }
           }
         }
-        if (!product.lora.empty()) wait_for(pending);
+        if (!product.lora.empty()) wait_for(downs_left);
         for (const RowPiece& piece : scratch.rows.few) {
           rest_add(product, scratch, piece, first, count);
         }
@@ -355,8 +377,7 @@ void many_rows(Context& context, std::span<const Product> group, ProductType typ
   rows_round(context, type, native, scratch, x, in);
   if (type == ProductType::bf16 && !native) x = scratch.wide_x;
   for_weight_rows(
-      context, group, 0, [](std::int64_t) {},
-      [](const Product& product) { return panel_rows(product.weight.rows); },
+      context, group, 0, [](std::int64_t) {}, panel_cut,
       [&](const Product& product, std::int64_t first, std::int64_t count, int worker) {
         const PackedMatrix& w = product.weight;
         auto* wide = reinterpret_cast<float*>(scratch.panel(worker));

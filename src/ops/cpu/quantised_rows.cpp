@@ -19,12 +19,13 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Rounds blocks of 32 to 15 bits, to the nearest (ties to even), and hands quants out lane by
-/// lane: put(d, quants, where).
-template <typename To, typename Put>
-HWY_INLINE void RoundBlocks(const float* from, std::int64_t blocks, const To& to, const Put& put) {
-  constexpr std::int64_t kBlock = 32;
-  constexpr std::int64_t kHalf = kBlock / 2;
+constexpr std::int64_t kBlock = 32;
+constexpr std::int64_t kHalf = kBlock / 2;
+
+/// Rounds blocks of 32 to 15 bits, to the nearest (ties to even), writes their scales and hands
+/// quants out lane by lane: put(d, quants, where).
+template <typename Put>
+HWY_INLINE void RoundBlocks(const float* from, std::int64_t blocks, float* scales, const Put& put) {
   constexpr float kLargest = 127 * 128;
   const hn::CappedTag<float, 16> d;
   const hn::RebindToSigned<decltype(d)> di;
@@ -35,39 +36,67 @@ HWY_INLINE void RoundBlocks(const float* from, std::int64_t blocks, const To& to
       most = hn::Max(most, hn::Abs(hn::LoadU(d, from + i)));
     }
     const float largest = hn::GetLane(hn::MaxOfLanes(d, most));
-    const float scale = largest / kLargest;
+    scales[block] = largest / kLargest;
     const auto inverse = hn::Set(d, largest > 0 ? kLargest / largest : 0);
-    std::int32_t sums[2];
-    for (std::int64_t half = 0; half < 2; ++half) {
-      auto sum = hn::Zero(di);
-      for (std::int64_t i = half * kHalf; i < (half + 1) * kHalf; i += lanes) {
-        const auto quants = hn::NearestInt(hn::Mul(hn::LoadU(d, from + i), inverse));
-        sum = hn::Add(sum, quants);
-        put(di, quants, block * kBlock + i);
-      }
-      sums[half] = hn::GetLane(hn::SumOfLanes(di, sum));
+    for (std::int64_t i = 0; i < kBlock; i += lanes) {
+      put(di, hn::NearestInt(hn::Mul(hn::LoadU(d, from + i), inverse)), block * kBlock + i);
     }
-    to.scales[block] = scale;
-    to.sums[2 * block] = scale * static_cast<float>(sums[0]);
-    to.sums[2 * block + 1] = scale * static_cast<float>(sums[1]);
   }
 }
 
+/// Adds up 128·high + low of one block's halves.
+HWY_INLINE void HalfSums(const std::int8_t* high, const std::int8_t* low, std::int32_t (&sums)[2]) {
+#if HWY_TARGET == HWY_SCALAR
+  for (std::int64_t half = 0; half < 2; ++half) {
+    sums[half] = 0;
+    for (std::int64_t i = half * kHalf; i < (half + 1) * kHalf; ++i)
+      sums[half] += 128 * high[i] + low[i];
+  }
+#else
+  // One instruction adds eight bytes without sign.
+  const hn::CappedTag<std::uint8_t, kBlock> d;
+  const hn::Repartition<std::uint64_t, decltype(d)> d64;
+  const auto sign = hn::Set(d, 0x80);
+  constexpr std::int32_t kExcess = kHalf * 128 * (128 + 1);
+  const auto eights = [&](const std::int8_t* from) HWY_ATTR {
+    return hn::SumsOf8(hn::Xor(hn::LoadU(d, reinterpret_cast<const std::uint8_t*>(from)), sign));
+  };
+  HWY_ALIGN std::uint64_t parts[4];
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t i = 0; i < kBlock; i += lanes) {
+    hn::Store(hn::Add(hn::ShiftLeft<7>(eights(high + i)), eights(low + i)), d64, parts + i / 8);
+  }
+  sums[0] = static_cast<std::int32_t>(parts[0] + parts[1]) - kExcess;
+  sums[1] = static_cast<std::int32_t>(parts[2] + parts[3]) - kExcess;
+#endif
+}
+
 void QuantiseBlocks(const float* from, std::int64_t blocks, const QuantisedRows& to) {
-  RoundBlocks(from, blocks, to, [&](auto di, auto quants, std::int64_t at) HWY_ATTR {
+  RoundBlocks(from, blocks, to.scales, [&](auto di, auto quants, std::int64_t at) HWY_ATTR {
     const hn::Rebind<std::int8_t, decltype(di)> d8;
     const auto upper = hn::ShiftRight<7>(hn::Add(quants, hn::Set(di, 64)));
     const auto lower = hn::Sub(quants, hn::ShiftLeft<7>(upper));
     hn::StoreU(hn::DemoteTo(d8, upper), d8, to.high + at);
     hn::StoreU(hn::DemoteTo(d8, lower), d8, to.low + at);
   });
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    std::int32_t sums[2];
+    HalfSums(to.high + block * kBlock, to.low + block * kBlock, sums);
+    to.sums[2 * block] = to.scales[block] * static_cast<float>(sums[0]);
+    to.sums[2 * block + 1] = to.scales[block] * static_cast<float>(sums[1]);
+  }
 }
 
 void WordBlocks(const float* from, std::int64_t blocks, const WordRows& to) {
-  RoundBlocks(from, blocks, to, [&](auto di, auto quants, std::int64_t at) HWY_ATTR {
+  RoundBlocks(from, blocks, to.scales, [&](auto di, auto quants, std::int64_t at) HWY_ATTR {
     const hn::Rebind<std::int16_t, decltype(di)> d16;
     hn::StoreU(hn::DemoteTo(d16, quants), d16, to.words + at);
   });
+  for (std::int64_t half = 0; half < 2 * blocks; ++half) {
+    std::int32_t sum = 0;
+    for (std::int64_t i = 0; i < kHalf; ++i) sum += to.words[half * kHalf + i];
+    to.sums[half] = to.scales[half / 2] * static_cast<float>(sum);
+  }
 }
 
 }  // namespace HWY_NAMESPACE
@@ -82,7 +111,7 @@ HWY_EXPORT(WordBlocks);
 
 namespace {
 
-constexpr std::int64_t kBlock = 32;
+constexpr std::int64_t kBlock = 32;  // of this once-compiled part
 
 void quants_take(Carver& carver, std::int64_t values, QuantisedRows& rows) {
   rows.high = carver.take<std::int8_t>(values);
@@ -115,11 +144,16 @@ std::size_t quantised_bytes(std::int64_t rows, std::int64_t columns) {
   return Pieces<QuantisedRows>(nullptr, rows, columns).used;
 }
 
-QuantisedRows quantise_rows(const float* x, std::int64_t rows, std::int64_t columns,
-                            std::byte* memory) {
-  const QuantisedRows to = Pieces<QuantisedRows>(memory, rows, columns).rows;
-  HWY_DYNAMIC_DISPATCH(QuantiseBlocks)(x, rows * to.blocks, to);
-  return to;
+QuantisedRows quantised_carve(std::int64_t rows, std::int64_t columns, std::byte* memory) {
+  return Pieces<QuantisedRows>(memory, rows, columns).rows;
+}
+
+void quantised_round(const float* x, std::int64_t first, std::int64_t count,
+                     const QuantisedRows& to) {
+  const std::int64_t begin = first * to.blocks;
+  const QuantisedRows rows{to.high + begin * kBlock, to.low + begin * kBlock, to.scales + begin,
+                           to.sums + 2 * begin, to.blocks};
+  HWY_DYNAMIC_DISPATCH(QuantiseBlocks)(x + begin * kBlock, count * to.blocks, rows);
 }
 
 std::size_t words_bytes(std::int64_t rows, std::int64_t columns) {
