@@ -53,18 +53,34 @@ namespace {
 
 /// Up to so many rows a weight row is unpacked and dotted; beyond, oneDNN's blocking wins.
 constexpr std::int64_t kFewRows = 12;
-/// How the rows of a weight are shared out: in units of so many, in so many tasks.
+/// How the rows of a weight are shared out, in units of so many: first long pieces, then short ones
+/// of nearly equal length.
 struct Cut {
-  std::int64_t unit = 1;
-  std::int64_t tasks = 1;
+  std::int64_t unit = 1, units = 1;
+  std::int64_t long_tasks = 0, long_units = 0;  ///< so many pieces of so many units each
+  std::int64_t short_tasks = 1;
+
+  std::int64_t tasks() const { return long_tasks + short_tasks; }
+  /// The first unit of a task; that of one more than the last is the number of units.
+  std::int64_t begin(std::int64_t task) const {
+    const std::int64_t after = task - long_tasks;
+    if (after <= 0) return task * long_units;
+    const std::int64_t rest = units - long_tasks * long_units;
+    return long_tasks * long_units + rest * after / short_tasks;
+  }
 };
 
-/// For the product of few rows: long pieces, which memory likes, but several for each thread, and
-/// all of nearly the same length.
+/// For the product of few rows: one long piece a thread, since memory likes to be read in one
+/// stream, and a rest in shorter ones, since threads are not equally fast.
 Cut few_rows_cut(const PackedMatrix& weight, int threads) {
-  constexpr std::int64_t kTasksPerThread = 4;
-  const std::int64_t strips = (weight.rows + kStripRows - 1) / kStripRows;
-  return {kStripRows, std::min<std::int64_t>(strips, kTasksPerThread * threads)};
+  Cut cut;
+  cut.unit = kStripRows;
+  cut.units = strip_count(weight.rows);
+  cut.long_units = cut.units * 3 / (4 * threads);
+  cut.long_tasks = cut.long_units > 0 ? threads : 0;
+  const std::int64_t rest = cut.units - cut.long_tasks * cut.long_units;
+  cut.short_tasks = std::min<std::int64_t>(rest, 2 * threads);
+  return cut;
 }
 
 /// Weight rows in a panel: about eight panels for a small matrix, a cache-sized one for a large.
@@ -73,8 +89,10 @@ std::int64_t panel_rows(std::int64_t out) {
 }
 
 Cut panel_cut(const PackedMatrix& weight) {
-  const std::int64_t unit = panel_rows(weight.rows);
-  return {unit, (weight.rows + unit - 1) / unit};
+  Cut cut;
+  cut.unit = panel_rows(weight.rows);
+  cut.units = cut.short_tasks = (weight.rows + cut.unit - 1) / cut.unit;
+  return cut;
 }
 
 /// One of several products that share their activations.
@@ -206,7 +224,7 @@ template <typename Other, typename Cutting, typename Body>
 void for_weight_rows(Context& context, std::span<const Product> group, std::int64_t others,
                      const Other& other, const Cutting& cut, const Body& body) {
   std::int64_t tasks = others;
-  for (const Product& product : group) tasks += cut(product.weight).tasks;
+  for (const Product& product : group) tasks += cut(product.weight).tasks();
   context.state().pool.run(tasks, [&](std::int64_t task, int worker) {
     if (task < others) {
       other(task);
@@ -214,12 +232,10 @@ void for_weight_rows(Context& context, std::span<const Product> group, std::int6
     }
     task -= others;
     const Product* product = group.data();
-    for (; task >= cut(product->weight).tasks; ++product) task -= cut(product->weight).tasks;
+    for (; task >= cut(product->weight).tasks(); ++product) task -= cut(product->weight).tasks();
     const Cut pieces = cut(product->weight);
-    const std::int64_t rows = product->weight.rows;
-    const std::int64_t units = (rows + pieces.unit - 1) / pieces.unit;
-    const std::int64_t first = units * task / pieces.tasks * pieces.unit;
-    const std::int64_t end = std::min(rows, units * (task + 1) / pieces.tasks * pieces.unit);
+    const std::int64_t first = pieces.begin(task) * pieces.unit;
+    const std::int64_t end = std::min(product->weight.rows, pieces.begin(task + 1) * pieces.unit);
     body(*product, first, end - first, worker);
   });
 }
