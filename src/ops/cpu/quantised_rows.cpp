@@ -88,15 +88,17 @@ void QuantiseBlocks(const float* from, std::int64_t blocks, const QuantisedRows&
 }
 
 void WordBlocks(const float* from, std::int64_t blocks, const WordRows& to) {
+  const hn::RebindToSigned<hn::CappedTag<float, 16>> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  auto sum = hn::Zero(d);  // of the half block so far
   RoundBlocks(from, blocks, to.scales, [&](auto di, auto quants, std::int64_t at) HWY_ATTR {
     const hn::Rebind<std::int16_t, decltype(di)> d16;
     hn::StoreU(hn::DemoteTo(d16, quants), d16, to.words + at);
+    sum = at % kHalf == 0 ? quants : hn::Add(sum, quants);
+    if ((at + lanes) % kHalf != 0) return;
+    to.sums[at / kHalf] =
+        to.scales[at / kBlock] * static_cast<float>(hn::GetLane(hn::SumOfLanes(di, sum)));
   });
-  for (std::int64_t half = 0; half < 2 * blocks; ++half) {
-    std::int32_t sum = 0;
-    for (std::int64_t i = 0; i < kHalf; ++i) sum += to.words[half * kHalf + i];
-    to.sums[half] = to.scales[half / 2] * static_cast<float>(sum);
-  }
 }
 
 }  // namespace HWY_NAMESPACE
