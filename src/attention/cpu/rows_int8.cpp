@@ -76,7 +76,10 @@ Int8Query QueryQuantise(const float* HWY_RESTRICT from, std::int64_t count,
     largest = std::max(largest, std::abs(from[i]));
     zero += 0 * from[i];
   }
-  largest += zero;
+  if (std::isnan(zero)) {
+    std::fill_n(to, 2 * count, std::int8_t{0});
+    return {to, zero, 0};
+  }
   const float inverse = largest > 1e-30F ? kMost / largest : 0.0F;
   std::int32_t sum = 0;
   const auto put = [&](auto tag, auto tag8, auto quants, std::int64_t at) HWY_ATTR {
@@ -99,7 +102,7 @@ Int8Query QueryQuantise(const float* HWY_RESTRICT from, std::int64_t count,
     const auto quant = hn::NearestInt(hn::Set(one, from[i] * inverse));
     sum += hn::GetLane(put(one_int, one_byte, quant, i));
   }
-  return {to, largest > 1e-30F ? largest / kMost : largest, 128 * sum};
+  return {to, largest > 1e-30F ? largest / kMost : 0.0F, 128 * sum};
 }
 
 }  // namespace HWY_NAMESPACE
