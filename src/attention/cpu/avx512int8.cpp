@@ -12,7 +12,7 @@
 
 #include <immintrin.h>
 
-#include <cstring>
+#include "ops/cpu/avx512-inl.h"
 
 namespace lca::cpu {
 
@@ -22,12 +22,6 @@ inline __m512i bytes(const void* from) { return _mm512_loadu_si512(from); }
 
 /// Into the second-level cache: what goes to the first waits in a shorter queue.
 inline void prefetch(const std::int8_t* from) { __builtin_prefetch(from, 0, 2); }
-
-inline __m512i four_bytes(const void* from) {
-  int value;
-  std::memcpy(&value, from, sizeof(value));
-  return _mm512_set1_epi32(value);
-}
 
 /// 8 × 8 numbers, rows to columns.
 inline void turn_eight(__m256 (&v)[8]) {
@@ -73,34 +67,6 @@ void turn(const float* rows, std::int64_t stride, std::int64_t columns, std::int
   }
 }
 
-/// 16 × 16 numbers, rows to columns.
-inline void turn_sixteen(__m512i (&v)[16]) {
-  __m512i fours[16];
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    const __m512i ab_low = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-    const __m512i ab_high = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    const __m512i cd_low = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]);
-    const __m512i cd_high = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
-    // Column c of four rows, one in each quarter: 0, 4, 8, 12 for the first, and so on.
-    fours[i] = _mm512_unpacklo_epi64(ab_low, cd_low);
-    fours[i + 1] = _mm512_unpackhi_epi64(ab_low, cd_low);
-    fours[i + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
-    fours[i + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
-  }
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    const __m512i low_even = _mm512_shuffle_i32x4(fours[c], fours[c + 4], 0x88);
-    const __m512i low_odd = _mm512_shuffle_i32x4(fours[c], fours[c + 4], 0xdd);
-    const __m512i high_even = _mm512_shuffle_i32x4(fours[c + 8], fours[c + 12], 0x88);
-    const __m512i high_odd = _mm512_shuffle_i32x4(fours[c + 8], fours[c + 12], 0xdd);
-    v[c] = _mm512_shuffle_i32x4(low_even, high_even, 0x88);
-    v[c + 4] = _mm512_shuffle_i32x4(low_odd, high_odd, 0x88);
-    v[c + 8] = _mm512_shuffle_i32x4(low_even, high_even, 0xdd);
-    v[c + 12] = _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd);
-  }
-}
-
 /// Where the scores of sixteen rows and one KV head come from besides rows, and go.
 struct ScoreTile {
   const float* scale;
@@ -122,8 +88,8 @@ inline void score_heads(const Int8Query* q, std::int64_t piece, std::int64_t pie
 #pragma GCC unroll 4
     for (int h = 0; h < kHeads; ++h) {
       const std::int8_t* from = q[h].high + 64 * piece + 4 * v;
-      high[h] = _mm512_dpbusd_epi32(high[h], values[v], four_bytes(from));
-      low[h] = _mm512_dpbusd_epi32(low[h], values[v], four_bytes(from + 64 * pieces));
+      high[h] = _mm512_dpbusd_epi32(high[h], values[v], avx512_four_bytes(from));
+      low[h] = _mm512_dpbusd_epi32(low[h], values[v], avx512_four_bytes(from + 64 * pieces));
     }
   }
 #pragma GCC unroll 4
@@ -166,7 +132,7 @@ void scores(const RowHeads& heads, const Int8Part& part, std::int64_t count, con
         for (std::int64_t i = 0; i < kRows; ++i) {
           values[i] = _mm512_xor_si512(bytes(from + (i < last ? i : last) * part.stride), sign);
         }
-        turn_sixteen(values);
+        avx512_turn(values);
         for (std::int64_t h = 0; h < heads.heads; h += 4) {
           const std::int64_t head = kv * heads.heads + h;
           const Int8Query* q = heads.q_int8 + head;
@@ -253,8 +219,8 @@ inline void output_tile(const Int8Weights* weights, const float* factor, const s
         _mm512_unpacklo_epi16(ab_high, cd_high), _mm512_unpackhi_epi16(ab_high, cd_high)};
 #pragma GCC unroll 3
     for (int h = 0; h < kHeads; ++h) {
-      const __m512i weight_high = four_bytes(weights[h].high + k);
-      const __m512i weight_low = four_bytes(weights[h].low + k);
+      const __m512i weight_high = avx512_four_bytes(weights[h].high + k);
+      const __m512i weight_low = avx512_four_bytes(weights[h].low + k);
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) {
         high[h][v] = _mm512_dpbusd_epi32(high[h][v], weight_high, four[v]);

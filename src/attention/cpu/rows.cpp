@@ -147,13 +147,6 @@ HWY_INLINE void ScoreRows(const ScorePart<T>& semantic, const ScorePart<T>& posi
 /// when the positional one is scored.
 constexpr std::int64_t kAhead = 32;
 
-/// Asks for memory, into the second-level cache: what goes to the first waits in a shorter queue.
-HWY_INLINE void PrefetchLines(const void* from, std::int64_t bytes) {
-  constexpr std::int64_t kLine = 64;
-  const auto* line = static_cast<const std::uint8_t*>(from);
-  for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(line + at, 0, 2);
-}
-
 /// out[h] = out[h]·factor[h] + Σ_k weights[h][k]·rows[k] for kHeads heads and kVectors vectors.
 template <int kHeads, int kVectors, typename T>
 HWY_INLINE void OutputTile(const float* weights, const float* factor, const T* rows,
@@ -242,8 +235,8 @@ void AttendBlock(const RowHeads& heads, const TypedRows<T>& rows, std::int64_t c
     const T* semantic = rows.semantic + k * rows.semantic_stride;
     if (scored == 0) {
       const auto bytes = some * static_cast<std::int64_t>(sizeof(T));
-      PrefetchLines(positional + kAhead * rows.positional_stride, bytes * rows.positional_stride);
-      PrefetchLines(semantic, bytes * rows.semantic_stride);
+      prefetch_lines(positional + kAhead * rows.positional_stride, bytes * rows.positional_stride);
+      prefetch_lines(semantic, bytes * rows.semantic_stride);
     }
     for (std::int64_t kv = 0; kv < heads.kv_heads; ++kv) {
       const std::int64_t head = kv * heads.heads;
@@ -347,8 +340,8 @@ void RowsAttend(const RowHeads& heads, const RowSpan& rows) {
   float* wide_semantic = heads.scratch + heads.kv_heads * heads.heads * (kRowBlock + 1);
   float* wide_positional = wide_semantic + kRowBlock * semantic_width;
   if (heads.q_semantic == nullptr) {
-    PrefetchLines(rows.positional, std::min(kAhead, rows.count) * rows.positional_stride *
-                                       static_cast<std::int64_t>(dtype_bytes(rows.dtype)));
+    prefetch_lines(rows.positional, std::min(kAhead, rows.count) * rows.positional_stride *
+                                        static_cast<std::int64_t>(dtype_bytes(rows.dtype)));
   }
   for (std::int64_t first = 0; first < rows.count; first += kRowBlock) {
     const std::int64_t count = std::min(kRowBlock, rows.count - first);

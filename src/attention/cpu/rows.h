@@ -65,6 +65,13 @@ constexpr std::int64_t rows_scratch_floats(std::int64_t heads, std::int64_t kv_h
   return kRowBlock * (heads * kv_heads + kv_heads * (d_semantic + d_positional)) + heads * kv_heads;
 }
 
+/// Asks for memory, into the second-level cache: what goes to the first waits in a shorter queue.
+inline void prefetch_lines(const void* from, std::int64_t bytes) {
+  constexpr std::int64_t kLine = 64;
+  const auto* line = static_cast<const std::uint8_t*>(from);
+  for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(line + at, 0, 2);
+}
+
 /// Whether rows of this dtype and width, scored by position only, are multiplied in bfloat16.
 bool rows_run_bf16(DType dtype, std::int64_t d_semantic, std::int64_t d_positional);
 

@@ -117,13 +117,6 @@ HWY_EXPORT(QueryQuantise);
 
 namespace {
 
-/// Asks for memory, into the second-level cache: what goes to the first waits in a shorter queue.
-void prefetch_lines(const void* from, std::int64_t bytes) {
-  constexpr std::int64_t kLine = 64;
-  const auto* line = static_cast<const std::uint8_t*>(from);
-  for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(line + at, 0, 2);
-}
-
 void attend_as_stored(const RowHeads& heads, const RowSpan& rows, const RowSpan* next) {
   const RowFormat& format = *rows.format;
   const std::int64_t semantic_width = heads.kv_heads * heads.d_semantic;

@@ -12,6 +12,8 @@
 
 #include <utility>
 
+#include "ops/cpu/avx512-inl.h"
+
 namespace lca {
 namespace vnni {
 namespace {
@@ -87,45 +89,16 @@ struct Isa {
   static Ints pair(Ints below, Ints above) {
     return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(below, 16), above);
   }
-  static void transpose(Ints (&x)[16]) {
-    Ints t[16];
-    for (int i = 0; i < 16; i += 2) {
-      t[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-      t[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-    }
-    // Now pieces of 128 bits: x[4a + c] holds column 4·piece + c of rows 4a … 4a + 3.
-    for (int i = 0; i < 16; i += 4) {
-      for (int j = 0; j < 2; ++j) {
-        x[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
-        x[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
-      }
-    }
-    for (int c = 0; c < 4; ++c) {
-      const Ints low01 = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88);
-      const Ints high01 = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
-      const Ints low23 = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
-      const Ints high23 = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
-      t[c] = _mm512_shuffle_i32x4(low01, low23, 0x88);
-      t[4 + c] = _mm512_shuffle_i32x4(high01, high23, 0x88);
-      t[8 + c] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
-      t[12 + c] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
-    }
-    for (int i = 0; i < 16; ++i) x[i] = t[i];
-  }
+  static void transpose(Ints (&x)[16]) { avx512_turn(x); }
   static void store_words(std::uint8_t* to, Ints x) { _mm512_storeu_si512(to, x); }
 
   template <int kLargest, bool kSigned>
   struct Accumulator {
     Ints high = _mm512_setzero_si512(), low = high;
 
-    static Bytes four_values(const std::int8_t* from) {
-      int word;
-      __builtin_memcpy(&word, from, sizeof word);
-      return _mm512_set1_epi32(word);
-    }
     void add(int, Bytes q, const std::int8_t* x_high, const std::int8_t* x_low) {
-      high = _mm512_dpbusd_epi32(high, q, four_values(x_high));
-      low = _mm512_dpbusd_epi32(low, q, four_values(x_low));
+      high = _mm512_dpbusd_epi32(high, q, avx512_four_bytes(x_high));
+      low = _mm512_dpbusd_epi32(low, q, avx512_four_bytes(x_low));
     }
     Ints total() const { return _mm512_add_epi32(_mm512_slli_epi32(high, 7), low); }
   };

@@ -113,7 +113,7 @@ HWY_EXPORT(WordBlocks);
 
 namespace {
 
-constexpr std::int64_t kBlock = 32;  // of this once-compiled part
+constexpr std::int64_t kBlock = 32;
 
 void quants_take(Carver& carver, std::int64_t values, QuantisedRows& rows) {
   rows.high = carver.take<std::int8_t>(values);
