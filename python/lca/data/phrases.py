@@ -32,7 +32,7 @@ LEADS = ("By the way, ", "Remember that ", "It is known that ", "As everybody ag
          "At this point it should be said that ", "They told us that ", "It says here that ", "To be precise, ",
          "In short, ", "Incidentally, ", "As far as we know, ", "Later it was learned that ", "Let it be stated that ",
          "He wrote in his diary that ", "The caption says ")
-OF = ("of", "for", "belonging to", "attached to", "kept for", "assigned to", "linked with", "reserved for", "held by",
+OF = ("of", "of", "of", "for", "for", "for", "belonging to", "attached to", "kept for", "assigned to", "linked with", "reserved for", "held by",
       "given to", "connected with", "listed for", "that goes with", "registered for", "concerning", "noted beside")
 IS = (" is ", " is ", " is: ", " was ", " reads ", " reads: ", " equals ", " has been fixed as ", " turned out to be ",
       " is known, namely ", " is given as ", " must be ", " stays ", " became ", " is now ", " is the following: ",
@@ -56,7 +56,7 @@ CLOSERS = (".", ".", ".", ".", ".", "", "!", ";", ", they say.", ", as far as an
            ", it seems.", ", it is said.")
 MORE = ("another {r} {of} {k}{is}{v}", "a further {r} {of} {k}{is}{v}", "{k} also has the {r} {v}",
         "{v} is one more {r} {of} {k}", "among the {rs} {of} {k} there is {v}", "one {r} {of} {k}{is}{v}",
-        "{k} has {v} among its {rs}")
+        "{k} has {v} among its {rs}", "one of the {rs} {of} {k}{is}{v}")
 MORE_NOTES = ("another {r} {of} {k}: {v}", "a further {r} {of} {k} - {v}", "{k}, next {r}: {v}", "{k}, one {r}: {v}")
 
 ASKS = ("What is the {r} {of} {k}{which}?", "Which {r} is the one {of} {k}{where}?", "Tell me the {r} {of} {k}{which}.",
@@ -144,6 +144,8 @@ def statement(draw: random.Random) -> str:
         return _filled(draw, draw.choice(BRACKETS))
     if form < 0.3:
         return _filled(draw, _said(draw, draw.choice(NOTES), clause=False))
+    if form < 0.38:
+        return statement_more(draw)  # one of several, of which the text has no other
     if form < 0.6:
         body = _joined(draw, "the {r} {of} {k}{is}{v}")
     elif form < 0.8:
