@@ -43,7 +43,7 @@ def test_no_wording_shares_four_words_with_ruler():
     written = templates.wordings() + phrases.parts()
     for seed in range(1500):
         draw = random.Random(seed)
-        task = tasks.Maker(draw, 24, VALUES).make(draw.choice([name for name in tasks.TASKS if name != "passage"]))
+        task = tasks.Maker(draw, 24, VALUES).make(draw.choice([name for name in tasks.TASKS if name not in ("passage", "recite")]))
         written += [plant.text for plant in task.plants]
         written += [text for turn in task.turns for text in (turn.question, turn.reply)]
     assert not [(text, phrase) for text in written for phrase in ruler_hashes.phrases(text)
@@ -166,6 +166,13 @@ def test_passages_are_repeated_word_for_word():
         row = make("passage", seed=seed)
         source = TOKENIZER.decode(row.ids[row.kinds == TEXT])
         assert all(answer in source for answer in row.answers)
+
+
+def test_a_recited_passage_takes_what_the_row_has_room_for():
+    lengths = [int((make("recite", 4096, seed).kinds == ANSWER).sum()) for seed in range(30)]
+    assert min(lengths) > 30 and max(lengths) > 400
+    row = make("recite", 1024, 3)
+    assert len(row.answers) == 1 and row.answers[0] in TOKENIZER.decode(row.ids[row.kinds == TEXT])
 
 
 def test_a_border_of_groups_lies_inside_the_value():

@@ -14,6 +14,7 @@ from lca.data.tokenizers import ChatForm, Tokenizer, sentence_ends
 
 _SENTENCE = "According to the clerk, the shelf mark belonging to the Kelinthorpe ferry is 4471093."
 _LOOK = 64  # tokens within which the end of a sentence is looked for
+_LONG = 640  # tokens of a long passage at most, in rows that have room for them
 _TRIES = 40
 
 
@@ -104,10 +105,13 @@ class RowMaker:
     def _passages(self, draw: random.Random, task: tasks.Task, text: numpy.ndarray) -> list[tuple[float, int]] | None:
         """Chooses passages and makes their turns; returns their depths."""
         length = self._options.length
-        lengths = [min(draw.choice((6, 12, 24, 32, 48, 64, 96)), length // 16) for _ in range(task.passages)]
         cue = max(6, min(12, length // 96))
+        if task.long:
+            lengths = [draw.randrange(min(length, _LONG) // 10, min(_LONG, length // 3 - 2 * cue))]
+        else:
+            lengths = [min(draw.choice((6, 12, 24, 32, 48, 64, 96)), length // 16) for _ in range(task.passages)]
         room = length - sum(2 * cue + each + 80 + int(160 / self._ratio) for each in lengths) - 160
-        if room < length // 4:
+        if room < max(length // 4, max(lengths) + 2 * cue):
             return None
         found = []
         for count in lengths:

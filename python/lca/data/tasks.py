@@ -47,6 +47,7 @@ class Task:
     plants: list[Plant]
     turns: list[Turn]
     passages: int = 0  #: how many passages are to be asked for
+    long: bool = False  #: whether they are as long as the row has room for
 
 
 def fill(template: str, **fields: str | list[str]) -> tuple[str, dict[str, list[Span]]]:
@@ -238,6 +239,10 @@ class Maker:
         """Passages of the text, to be repeated word for word."""
         return Task("", [], [], passages=self._draw.randint(1, min(max(3, self._cap // 6), self._cap)))
 
+    def recite(self) -> Task:
+        """One long passage of the text, to be repeated word for word: nothing in it is said to matter."""
+        return Task("", [], [], passages=1, long=True)
+
     def several(self) -> Task:
         """Small tasks of all kinds in one row, as many as it holds, their questions in any order."""
         left = self._cap * FACT_SIZE
@@ -267,7 +272,7 @@ PARTS = {"facts": 4.0, "fact": 1.0, "distractors": 0.5, "values": 1.0, "reversed
 TASKS: dict[str, Callable[[Maker], Task]] = {
     "fact": Maker.fact, "facts": Maker.facts, "distractors": Maker.distractors, "values": Maker.values,
     "reversed": Maker.reversed, "chain": Maker.chain, "records": Maker.records, "border": Maker.border,
-    "passage": Maker.passage, "several": Maker.several,
+    "passage": Maker.passage, "recite": Maker.recite, "several": Maker.several,
 }
 
 
