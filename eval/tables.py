@@ -143,15 +143,19 @@ def sweep(path):
     cells = sorted({cell for row in told["rows"] for cell in row["needles"]}, key=lambda cell: [*map(int, cell.split("/"))])
     cells = [cell for cell in cells if sum(cell in row["needles"] for row in told["rows"]) > 1]
     spelled = [f"{int(n) // 1024}K, {'one key' if k == '1' else f'one of {k}'}" for n, k in (c.split("/") for c in cells)]
+    foreign = ["other wordings"] if any("wordings" in row for row in told["rows"]) else []
     rows = []
     for row in told["rows"]:
         found = [row["needles"].get(cell) for cell in cells]
         held = row.get("held_out", {})
+        if foreign:
+            counts = [pair for name, pair in row.get("wordings", {}).items() if not name.startswith(("training", "passage"))]
+            found.append([sum(each) for each in zip(*counts)] if counts else None)
         rows.append([row["title"], *("–" if each is None else f"{each[0]} of {each[1]}" for each in found),
                      f"{row['general']['4096-8192']:.2f}",
                      f"{row['everyday_kl']:.3f}" if "everyday_kl" in row else "–",
                      f"{held['kl']:.3f}" if held else "–"])
-    return table(["run", *spelled, "general text, 4K–8K", "everyday KL", "held-out KL"], rows)
+    return table(["run", *spelled, *foreign, "general text, 4K–8K", "everyday KL", "held-out KL"], rows)
 
 
 def tables(folder, chosen=()):
@@ -164,7 +168,7 @@ def tables(folder, chosen=()):
               for against in ("base-dense", "dense") if against in arms]
     parts += [ruler(arms, titles, chosen, against) for against in ("base-dense", "dense") if against in arms]
     parts.append(everyday(arms, titles))
-    parts += [sweep(folder / name) for name in ("sweep.json", "runs.json") if (folder / name).exists()]
+    parts += [sweep(folder / name) for name in ("sweep.json", "runs.json", "pooling.json") if (folder / name).exists()]
     return "\n".join(part for part in parts if part)
 
 
