@@ -340,6 +340,22 @@ TEST(RealModel, AnswersAQuestion) {
   ::unsetenv("LCA_HOME");
 }
 
+TEST(RealModel, TheDemoFindsWhatWasCondensedLongAgo) {
+  if (kSanitized) GTEST_SKIP() << "reads 6,700 tokens twice; smaller tests run the same code";
+  if (!smollm2_path()) GTEST_SKIP() << kNoTestData;
+  ::setenv("LCA_HOME", smollm2_path()->parent_path().c_str(), 1);
+  const std::string folder = std::string(LCA_SOURCE_DIR) + "/assets/demo/";
+  const std::string questions = read_file(folder + "questions.txt");
+  const std::string question = questions.substr(0, questions.find('\n'));
+  const Finished finished = program_run({"demo", "--document", folder + "lighthouse.txt",
+                                         "--question", question, "-n", "32"});
+  ::unsetenv("LCA_HOME");
+  ASSERT_EQ(finished.code, 0) << finished.err;
+  const std::size_t second = finished.out.find("Dense, without the adapter, answers:");
+  ASSERT_NE(second, std::string::npos) << finished.out;
+  EXPECT_NE(finished.out.substr(0, second).find("4719306"), std::string::npos) << finished.out;
+}
+
 TEST(RealModel, MeasuresAsItsReferenceDoes) {
   if (kSanitized) GTEST_SKIP() << "measures accuracy; smaller tests run the same code";
   if (!smollm2_path()) GTEST_SKIP() << kNoTestData;
@@ -347,8 +363,9 @@ TEST(RealModel, MeasuresAsItsReferenceDoes) {
   const std::string folder = std::string(LCA_SOURCE_DIR) + "/tests/golden/models/smollm2/";
   const json truth = json::parse(read_file(folder + "perplexity.json"));
   const Finished measured =
-      program_run({"eval", "perplexity", "smollm2", "--file", folder + "text.txt", "--length",
-                   "512", "--window", "256", "--mass", "score", "--positions", "token", "--json"});
+      program_run({"eval", "perplexity", "smollm2", "--adapter", "none", "--file",
+                   folder + "text.txt", "--length", "512", "--window", "256", "--mass", "score",
+                   "--positions", "token", "--json"});
   ASSERT_EQ(measured.code, 0) << measured.err;
   EXPECT_NEAR(json::parse(measured.out)["nll"].get<double>(),
               truth["lca"]["training-free window 256"]["512"].get<double>(), 2e-3);
