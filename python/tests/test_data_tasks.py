@@ -30,7 +30,7 @@ def make(name, length=4096, seed=0, **options):
 def test_no_word_is_one_from_which_ruler_draws():
     theirs, _ = ruler_hashes.known()
     assert len(theirs) > 8000 and ruler_hashes.hash_of("table") in theirs
-    mine = {*words.WORDS, *words.ITEMS, *(word for form in words.PLACES for word in re.findall(r"[A-Za-z]+", form))}
+    mine = {*words.WORDS, *words.COMMON_FIRST, *words.COMMON_SECOND, *words.ITEMS, *(word for form in words.PLACES for word in re.findall(r"[A-Za-z]+", form))}
     mine -= {"the", "at", "of"}
     assert len(words.WORDS) > 300
     assert not [word for word in mine if ruler_hashes.hash_of(word) in theirs]
@@ -142,8 +142,10 @@ def test_values_of_a_key_are_answered_in_the_order_of_the_text():
     for seed in range(20):
         row = make("values", seed=seed)
         planted = "".join(TOKENIZER.decode(row.ids[a:b]) for a, b in row.plants)
-        places = [planted.index(answer) for answer in row.answers]
-        assert places == sorted(places)
+        at = 0
+        for answer in row.answers:  # a short one may also stand inside an earlier one
+            at = planted.find(answer, at) + len(answer)
+            assert at >= len(answer), (answer, planted)
 
 
 def test_a_chain_leads_from_the_value_to_each_name():

@@ -38,6 +38,27 @@ turquoise tussock valerian verbena vestibule viaduct viburnum wagtail wainscot w
 wheelwright whelk wherry whimbrel whippet whortle wicket windlass woodbine woodcock woodruff yarrow zinnia
 """.split()
 
+#: Everyday words, which a text is full of: what they name is easily mistaken.
+COMMON_FIRST = """
+golden gloomy noble solemn lofty merry feeble fearful queer severe stern domestic grateful older smaller larger
+higher lower stronger nearer forgotten unknown natural proper foreign grave dreadful thick evident entire regular
+immediate violent unhappy favourite practical frequent delicate solitary actual eternal fatal universal central
+apparent impatient intense formidable moderate mutual invisible extensive slight sorry useful moral worthy visible
+false miserable spoken written chosen fallen sunken drunken silken earthly stately ghastly melancholy national
+superior inferior active desperate uneasy popular remarkable
+""".split()
+COMMON_SECOND = """
+friends trees girls miles books months goods letters walls servants horses windows streets woods duties stairs
+papers rooms fingers shoulders soldiers voices birds knees branches ships creatures officers plans companions
+stars beings yards clouds stones rocks waves fields hills dollars sisters brothers roads changes scenes pleasures
+enemies lights shadows parents boots towns stories merchants services materials masters resources depths gates
+provisions cities armies guests nights chairs rules gardens lessons plants doubts mines courts priests wheels
+weapons prices curtains beasts pages schools passengers traces footsteps guards secrets tables mothers verses
+fires teachers ruins wounds ashes crimes gifts machines roses rings leaders shores corners gloves songs heels
+cliffs pupils candles lovers fruits sailors jewels winds columns boats students islands articles pockets
+newspapers daughters bones kings vessels prayers travellers
+""".split()
+
 HEADS = "Bar Bel Bren Cal Car Dar Del Dor El Fal Fen Gar Gil Hal Har Hol Ister Jor Kel Kin Lan Lor Mar Mel Mor Nar " \
          "Nor Ol Or Pel Per Quen Ral Ros Sal Sel Tal Tam Tor Ul Van Vel Wes Wil Yar Zan".split()
 MIDDLES = "a ab ad al am an ar e el em en er i il in ir o ol on or u ul un ur".split()
@@ -70,17 +91,24 @@ def symbol(draw: random.Random) -> str:
 def key(draw: random.Random) -> str:
     """What a fact is about: a person, a place, a numbered thing, words, or an identifier."""
     form = draw.random()
-    if form < 0.2:
+    if form < 0.15:
         return f"{name(draw)} {name(draw)}"
-    if form < 0.4:
+    if form < 0.3:
         return draw.choice(PLACES).format(name(draw))
-    if form < 0.55:
+    if form < 0.4:
         return f"{draw.choice(ITEMS)} {draw.choice(_LETTERS)}-{draw.randrange(2, 1000)}"
-    if form < 0.75:
+    if form < 0.55:
         return "the " + " ".join(draw.sample(WORDS, 2))
-    if form < 0.9:
+    if form < 0.65:
         return "-".join(draw.sample(WORDS, 2))
+    if form < 0.9:
+        return common(draw, draw.choice(("{}-{}", "{}-{}", "the {} {}", "{} {}")))
     return hexadecimal(draw)
+
+
+def common(draw: random.Random, form: str) -> str:
+    """Two everyday words."""
+    return form.format(draw.choice(COMMON_FIRST), draw.choice(COMMON_SECOND))
 
 
 def keys(draw: random.Random, count: int) -> list[str]:
@@ -101,6 +129,8 @@ def _like(draw: random.Random, head: str) -> str:
         return f"{words[0]} {draw.choice(_LETTERS)}-{draw.randrange(2, 1000)}"
     if head.count("-") == 4:
         return hexadecimal(draw)
+    if words[-1].split("-")[-1] in COMMON_SECOND:
+        return common(draw, "{}-{}" if "-" in head else "the {} {}" if words[0] == "the" else "{} {}")
     if head.count("-") == 1:
         return "-".join(draw.sample(WORDS, 2))
     return f"{name(draw)} {name(draw)}"
