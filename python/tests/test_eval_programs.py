@@ -41,11 +41,11 @@ def trained(tmp_path):
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(STUB)
 
-    def run(*arguments):
+    def run(*arguments, path=os.environ["PATH"]):
         return subprocess.run(
             [sys.executable, str(EVAL / "train.py"), *arguments, "--data", "data", "--adapters", "adapters"],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "stub")}, capture_output=True, text=True,
-            check=False)
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "stub"), "PATH": path}, capture_output=True,
+            text=True, check=False)
     return run
 
 
@@ -67,6 +67,30 @@ def test_adapters_of_all_arms_are_copied(trained, tmp_path):
         assert told == f"smollm2 --set=output=runs/{arm} {changes}--set=tokens=1K"
         assert (tmp_path / "data" / "runs" / f"{arm}.log").read_text() == f"arguments: {told}\n"
         assert f"{tmp_path}/adapters/{arm}" in done.stdout
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_runs_side_by_side_share_the_gpu_where_mps_works(trained, tmp_path, works):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    control = tools / "nvidia-cuda-mps-control"  # says how it was called, and to end what it was told
+    control.write_text(f'#!/bin/sh\necho "$@" "$CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/calls\n'
+                       f'[ "$1" = -d ] && exit {int(not works)}\ncat >> {tmp_path}/calls\n')
+    control.chmod(0o755)
+    # The probe: the stub of torch has a GPU.
+    (tmp_path / "stub" / "torch.py").write_text(
+        "import os\nfrom unittest.mock import MagicMock\nones = MagicMock()\n"
+        "print('pipe:', os.environ.get('CUDA_MPS_PIPE_DIRECTORY', 'none'))\n")
+    done = trained("lca", "lca-seed-1", path=f"{tools}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert ("take turns" in done.stdout) == (not works)
+    first, pipe = (tmp_path / "calls").read_text().split("\n")[0].split()
+    assert first == "-d" and (tmp_path / "calls").read_text().endswith("quit\n") and not os.path.exists(pipe)
+    told = (tmp_path / "data" / "runs" / "lca.log").read_text().split("\n")[0]
+    assert told == (f"pipe: {pipe}" if works else "pipe: none")
+    (tmp_path / "calls").unlink()
+    assert trained("uniform", "--jobs", "1", path=f"{tools}:{os.environ['PATH']}").returncode == 0
+    assert not (tmp_path / "calls").exists()  # a run alone has the GPU for itself
 
 
 def test_an_arm_that_fails_names_its_log_and_the_others_go_on(trained, tmp_path):
