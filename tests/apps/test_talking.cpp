@@ -347,8 +347,8 @@ TEST(RealModel, TheDemoFindsWhatWasCondensedLongAgo) {
   const std::string folder = std::string(LCA_SOURCE_DIR) + "/assets/demo/";
   const std::string questions = read_file(folder + "questions.txt");
   const std::string question = questions.substr(0, questions.find('\n'));
-  const Finished finished = program_run({"demo", "--document", folder + "lighthouse.txt",
-                                         "--question", question, "-n", "32"});
+  const Finished finished = program_run(
+      {"demo", "--document", folder + "lighthouse.txt", "--question", question, "-n", "32"});
   ::unsetenv("LCA_HOME");
   ASSERT_EQ(finished.code, 0) << finished.err;
   const std::size_t second = finished.out.find("Dense, without the adapter, answers:");
@@ -362,10 +362,9 @@ TEST(RealModel, MeasuresAsItsReferenceDoes) {
   ::setenv("LCA_HOME", smollm2_path()->parent_path().c_str(), 1);
   const std::string folder = std::string(LCA_SOURCE_DIR) + "/tests/golden/models/smollm2/";
   const json truth = json::parse(read_file(folder + "perplexity.json"));
-  const Finished measured =
-      program_run({"eval", "perplexity", "smollm2", "--adapter", "none", "--file",
-                   folder + "text.txt", "--length", "512", "--window", "256", "--mass", "score",
-                   "--positions", "token", "--json"});
+  const Finished measured = program_run(
+      {"eval", "perplexity", "smollm2", "--adapter", "none", "--file", folder + "text.txt",
+       "--length", "512", "--window", "256", "--mass", "score", "--positions", "token", "--json"});
   ASSERT_EQ(measured.code, 0) << measured.err;
   EXPECT_NEAR(json::parse(measured.out)["nll"].get<double>(),
               truth["lca"]["training-free window 256"]["512"].get<double>(), 2e-3);

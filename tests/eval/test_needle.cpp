@@ -68,9 +68,8 @@ TEST(KeyWords, AreNotThoseOfTheTrainingData) {
     return source.substr(from, source.find(end, from) - from);
   };
   std::set<std::string> training;
-  for (std::string text :
-       {block("WORDS", ".split()"), block("COMMON_FIRST", ".split()"),
-        block("COMMON_SECOND", ".split()"), block("ITEMS", ".split()")}) {
+  for (std::string text : {block("WORDS", ".split()"), block("COMMON_FIRST", ".split()"),
+                           block("COMMON_SECOND", ".split()"), block("ITEMS", ".split()")}) {
     std::ranges::replace_if(
         text, [](char c) { return c == '"' || c == '\\' || c == '='; }, ' ');
     std::istringstream words(text);
