@@ -54,6 +54,16 @@ def test_the_sweep_is_a_table_of_its_runs(tmp_path):
     assert "| base | 3 of 20 | 9.59 | – | – |" in text
 
 
+def test_what_was_found_in_other_wordings_is_summed(tmp_path):
+    rows = [{"run": "a", "title": "as it is", "needles": {"8192/1": [18, 20]}, "general": {"4096-8192": 10.74},
+             "wordings": {"training 1": [24, 24], "ruler": [20, 24], "story 1": [3, 24], "passage": [0.5, 24]}},
+            {"run": "b", "title": "base", "needles": {"8192/1": [3, 20]}, "general": {"4096-8192": 9.59}}]
+    (tmp_path / "pooling.json").write_text(json.dumps({"rows": rows}))
+    text = tables.tables(tmp_path)
+    assert "| as it is | 18 of 20 | 23 of 48 | 10.74 | – | – |" in text
+    assert "| base | 3 of 20 | – | 9.59 | – | – |" in text
+
+
 PROGRAM = '''#!{python}
 import json, sys
 arguments = sys.argv[1:]
