@@ -190,8 +190,8 @@ class Bench:
 
     def evaluate(self, text, arm, length, timeout=None):
         ends = ",".join(str(end) for end in RANGES)
-        return self.lca(["eval", "perplexity", self.args.model, "--adapter", "none", "--file", str(self.texts[text][0]),
-                         "--length", str(length), "--ranges", ends, "--json", *self.flags(arm)], timeout)
+        return self.lca(["eval", "perplexity", self.args.model, "--adapter", "none",
+                         "--file", str(self.texts[text][0]), "--length", str(length), "--ranges", ends, "--json", *self.flags(arm)], timeout)
 
     def left(self):
         return None if self.end is None else self.end - time.monotonic()

@@ -32,8 +32,9 @@ LEADS = ("By the way, ", "Remember that ", "It is known that ", "As everybody ag
          "At this point it should be said that ", "They told us that ", "It says here that ", "To be precise, ",
          "In short, ", "Incidentally, ", "As far as we know, ", "Later it was learned that ", "Let it be stated that ",
          "He wrote in his diary that ", "The caption says ")
-OF = ("of", "of", "of", "for", "for", "for", "belonging to", "attached to", "kept for", "assigned to", "linked with", "reserved for", "held by",
-      "given to", "connected with", "listed for", "that goes with", "registered for", "concerning", "noted beside")
+OF = ("of", "of", "of", "for", "for", "for", "belonging to", "attached to", "kept for", "assigned to", "linked with",
+      "reserved for", "held by", "given to", "connected with", "listed for", "that goes with", "registered for",
+      "concerning", "noted beside")
 IS = (" is ", " is ", " is: ", " was ", " reads ", " reads: ", " equals ", " has been fixed as ", " turned out to be ",
       " is known, namely ", " is given as ", " must be ", " stays ", " became ", " is now ", " is the following: ",
       " happens to be ", " is on file as ", " is set to ", " is recorded as ", " is \"{q}\"")
