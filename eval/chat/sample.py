@@ -37,7 +37,8 @@ def work(worker, args, todo, told):
     """Replies to every batch of `todo`, which is [(number, messages), …], until the time is over."""
     try:
         import lca
-        engine = lca.Engine(args.model, device=args.device, threads=args.threads)
+        # The base itself: the name may come with an adapter.
+        engine = lca.Engine(args.model, device=args.device, threads=args.threads, adapter="none", method="dense")
         told.put((worker, "ready", 0, 0))
         with open(part_name(args.replies, worker), "a", encoding="utf-8") as file:
             for at in range(0, len(todo), args.batch):

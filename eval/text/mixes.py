@@ -16,11 +16,11 @@ import sys
 TASKS = "several=8,fact=0.7,distractors=1.2,values=0.5,chain=0.3,passage=0.7,recite=2"
 #: Folder, text, tokens and options. The last stage has more text, over a third of it chat.
 MIXES = (
-    ("mixed-1024", "packed", "12M", "--length 1024 --task-share 0.9 --density 0.6 --seed 1"),
-    ("mixed-4096", "packed", "9M", "--length 4096 --task-share 0.9 --density 0.6 --seed 2"),
+    ("mixed-1024", "packed", "11M", "--length 1024 --task-share 0.9 --density 0.6 --seed 1"),
+    ("mixed-4096", "packed", "7M", "--length 4096 --task-share 0.9 --density 0.6 --seed 2"),
     ("mixed-8192", "packed", "18M", "--length 8192 --task-share 0.9 --density 0.6 --seed 3"),
-    ("mixed-32768", "packed", "9M", "--length 32768 --task-share 0.85 --density 0.4 --seed 6"),
-    ("mixed-settle", "packed-settle", "19M", "--length 8192 --task-share 0.5 --density 0.6 --seed 9"),
+    ("mixed-32768", "packed", "14M", "--length 32768 --task-share 0.85 --density 0.4 --seed 6"),
+    ("mixed-settle", "packed-settle", "16M", "--length 8192 --task-share 0.5 --density 0.6 --seed 9"),
     ("heldout-1024", "packed-heldout", "300K", "--length 1024"),
     ("heldout-8192", "packed-heldout", "1M", "--length 8192"),
 )

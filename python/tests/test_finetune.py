@@ -179,15 +179,15 @@ def test_steps_follow_the_stages_and_draw_the_same_again(folder, tmp_path):
 def test_random_choices_are_all_drawn(folder, tmp_path):
     content = parts.settings(folder, tmp_path / "run")
     content["stages"] = [{**content["stages"][0], "tokens": "40K", "group": {"random": [2, 4, [4, 8]]},
-                          "length": {"random": [512, 1024]}}]
+                          "length": {"random": [512, 1024]}, "batch": {512: 2, 1024: 1}}]
     curriculum = Curriculum(config_parse(content))
-    groups, lengths = [], []
+    groups, lengths, rows = [], [], {512: 2, 1024: 1}
     while (step := curriculum.step()) is not None:
-        curriculum.rows(step)
+        assert curriculum.rows(step).ids.shape == (rows[step.length], step.length)
         groups.append(step.knobs["group"])
         lengths.append(step.length)
     assert all(each in groups for each in (2, 4, [4, 8])) and set(lengths) == {512, 1024}
-    assert curriculum.place.tokens == sum(2 * length for length in lengths)
+    assert curriculum.place.tokens == sum(rows[length] * length for length in lengths)
 
 
 def test_the_rate_warms_up_and_falls(folder, tmp_path):
@@ -228,7 +228,9 @@ WRONG = [
     (lambda c: c["stages"][0].update(group={"chance": [1]}), r"stages\[0\].group must be a value or \{random"),
     (lambda c: c["stages"][1].update(window="wide"), r"stages\[1\].window must be a whole number"),
     (lambda c: c["stages"][0].update(data="nowhere"), r"stages\[0\].data: there is no folder nowhere"),
-    (lambda c: c["stages"][0].update(data={1024: "x"}), r"stages\[0\].data has no folder for length 512"),
+    (lambda c: c["stages"][0].update(data={1024: "x"}), r"stages\[0\].data has nothing for length 512"),
+    (lambda c: c["stages"][0].update(batch={1024: 2}), r"stages\[0\].batch has nothing for length 512"),
+    (lambda c: c["stages"][0].update(batch={512: 0}), r"stages\[0\].batch.512 is 0"),
     (lambda c: c["stages"][0].update(batch=3, micro=2), r"stages\[0\].batch is 3"),
     (lambda c: c["stages"][0].pop("length"), r"stages\[0\].length is missing"),
     (lambda c: c.update(evaluation={"sets": {"a": {"data": "nowhere"}}}), "evaluation.sets.a.data: there is no"),
@@ -283,7 +285,8 @@ def test_recipes_are_configurations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content = yaml.safe_load((RECIPES / "smollm2.yaml").read_text())
     for stage in content["stages"]:
-        os.makedirs(stage["data"], exist_ok=True)
+        for data in stage["data"].values() if isinstance(stage["data"], dict) else [stage["data"]]:
+            os.makedirs(data, exist_ok=True)
     for each in content["evaluation"]["sets"].values():
         os.makedirs(each["data"], exist_ok=True)
     config = config_read("smollm2", ["loss.text=3", "stages.0.tokens=1M"])
@@ -292,7 +295,7 @@ def test_recipes_are_configurations(tmp_path, monkeypatch):
     for name in ("dense", "window", "fixed", "short", "uniform"):
         assert config_read(f"smollm2-{name}").tokens > 1e7
     assert len(configs_read("smollm2-sweep")) == 8 and config_read("smollm2-dense").stages[0].method == "dense"
-    assert groups[:2] == [4, 8] and config.stages[-1].length == 8192 and config.stages[-1].window == 1024
+    assert groups[:2] == [4, 8] and config.stages[-1].lengths == [8192, 8192, 32768] and config.stages[-1].window == 1024
     assert all(sum(1 / size for size in each) == 30 / 16 for each in groups[2:])  # as many representatives as with 16
     uniform = config_read("smollm2-uniform").stages
     assert [stage.group for stage in uniform] == [4, 8, *[16] * (len(uniform) - 2)]

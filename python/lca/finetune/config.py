@@ -182,7 +182,7 @@ class Stage:
     tokens: int = _field(_amount)
     length: Any = _field(_drawn(_whole(2), per_layer=False))
     data: Any = _field(lambda value, where: _folders(value, where))
-    batch: int = _field(_whole(1))  # rows of a step, over all processes
+    batch: Any = _field(lambda value, where: _rows(value, where))  # rows of a step, over all processes
     micro: int = _field(_whole(0), 0)  # rows of a forward pass of one process; 0: all
     method: str = _field(_one_of("lca", "dense", "window"), "lca")
     group: Any = _field(_drawn(_whole(1)), 16)
@@ -194,13 +194,29 @@ class Stage:
     answer: float | None = _field(_or_none(_float()), None)
     name: str | None = _field(_or_none(text_read), None)
 
+    @property
+    def lengths(self) -> list[int]:
+        """All lengths that rows may have."""
+        return self.length.choices if isinstance(self.length, Random) else [self.length]
+
+    def rows(self, length: int) -> int:
+        """Rows of a step whose rows have this length."""
+        return self.batch[length] if isinstance(self.batch, dict) else self.batch
+
+
+def _by_length(read: Callable[[Any, str], Any], value: Any, where: str) -> Any:
+    """A value, or one for each length: {1024: value, 2048: value}."""
+    if not isinstance(value, dict):
+        return read(value, where)
+    return {_whole(2)(length, f"{where} (length)"): read(each, f"{where}.{length}") for length, each in value.items()}
+
+
+def _rows(value: Any, where: str) -> Any:
+    return _by_length(_whole(1), value, where)
+
 
 def _folders(value: Any, where: str) -> Any:
-    """A folder, or one for each length: {1024: folder, 2048: folder}."""
-    if isinstance(value, dict):
-        return {_whole(2)(length, f"{where} (length)"): text_read(path, f"{where}.{length}")
-                for length, path in value.items()}
-    return text_read(value, where)
+    return _by_length(text_read, value, where)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,12 +314,13 @@ def config_parse(value: Any) -> Config:
         stages = [dataclasses.replace(stage, tokens=max(1, round(stage.tokens * share))) for stage in config.stages]
         config = dataclasses.replace(config, stages=stages)
     for at, stage in enumerate(config.stages):
-        if stage.micro and stage.batch % stage.micro:
-            raise ConfigError(f"stages[{at}].batch is {stage.batch}, which is not a multiple of micro {stage.micro}")
-        lengths = stage.length.choices if isinstance(stage.length, Random) else [stage.length]
-        for length in lengths:
-            if isinstance(stage.data, dict) and length not in stage.data:
-                raise ConfigError(f"stages[{at}].data has no folder for length {length}")
+        for length in stage.lengths:
+            for name, value in (("data", stage.data), ("batch", stage.batch)):
+                if isinstance(value, dict) and length not in value:
+                    raise ConfigError(f"stages[{at}].{name} has nothing for length {length}")
+            rows = stage.rows(length)
+            if stage.micro and rows % stage.micro:
+                raise ConfigError(f"stages[{at}].batch is {rows}, which is not a multiple of micro {stage.micro}")
             folder = stage.data[length] if isinstance(stage.data, dict) else stage.data
             if not os.path.isdir(folder):
                 raise ConfigError(f"stages[{at}].data: there is no folder {folder}")

@@ -71,20 +71,21 @@ class Curriculum:
         #: Stages with the same folder, length and batch go on in the same order instead of beginning again.
         self._sources: dict[str, Batches] = {}
         for at, stage in enumerate(config.stages):
-            if stage.batch % (world * max(1, stage.micro)):
-                raise ConfigError(f"stages[{at}].batch is {stage.batch}; {world} processes need a multiple of "
-                                  f"{world * max(1, stage.micro)}")
-            for length in stage.length.choices if isinstance(stage.length, Random) else [stage.length]:
+            for length in stage.lengths:
+                if stage.rows(length) % (world * max(1, stage.micro)):
+                    raise ConfigError(f"stages[{at}].batch is {stage.rows(length)}; {world} processes need a multiple "
+                                      f"of {world * max(1, stage.micro)}")
                 self._source(at, length)
 
     def _source(self, at: int, length: int) -> Batches:
         stage = self._config.stages[at]
         folder = stage.data[length] if isinstance(stage.data, dict) else stage.data
-        key = f"{folder} {length} {stage.batch}"
+        rows = stage.rows(length)
+        key = f"{folder} {length} {rows}"
         if key not in self._sources:
             try:
                 packed = self._packed.setdefault(folder, Packed(folder))
-                self._sources[key] = packed.batches(stage.batch // self._world, length, seed=self._config.seed,
+                self._sources[key] = packed.batches(rows // self._world, length, seed=self._config.seed,
                                                     epochs=None, rank=self._rank, world=self._world)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"stages[{at}].data: {error}") from None
@@ -119,7 +120,7 @@ class Curriculum:
     def rows(self, step: Step) -> Batch:
         """This process's rows of a step; counts the step as done."""
         batch = next(self._source(step.stage, step.length))
-        count = step.length * self._config.stages[step.stage].batch
+        count = step.length * self._config.stages[step.stage].rows(step.length)
         place = self.place
         place.step, place.tokens = place.step + 1, place.tokens + count
         place.stage_step, place.stage_tokens = place.stage_step + 1, place.stage_tokens + count

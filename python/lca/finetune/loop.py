@@ -234,7 +234,7 @@ class Trainer:
                **{name: step.knobs[name] for name in ("group", "window", "sink")}, "rate": step.rate, "loss": whole,
                "kl": kl if teach else "", "text": text if counts[1] else "", "answer": answer if counts[2] else "",
                "text_tokens": int(counts[1]), "answer_tokens": int(counts[2]), "gradient": norm}
-        self.report.step(row, step.length * self.config.stages[step.stage].batch)
+        self.report.step(row, step.length * self.config.stages[step.stage].rows(step.length))
 
     # --- evaluation and samples ---
 
