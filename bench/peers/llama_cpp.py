@@ -3,7 +3,7 @@
 
     bench/peers/llama_cpp.py --llama-bench PATH --model SmolLM2.gguf [--slice DeepSeek-slice.gguf]
         [--depth-bench PATH] [--lca build/release/bin/lca] [--threads 2] [--rounds 1]
-        [--level avx2] [--only TEXT] [--json OUT] [--markdown OUT] [--try]
+        [--adapter models/smollm2-lca] [--level avx2] [--only TEXT] [--json OUT] [--markdown OUT] [--try]
 
 llama.cpp runs without and with flash attention, and the better of the two counts. Its runs and ours
 take turns (llama.cpp, lca, llama.cpp, lca), since other work on a machine comes and goes; of each
@@ -26,12 +26,16 @@ GENERATED = 48
 SMALL, SLICE = "SmolLM2-135M Q4_1", "DeepSeek-V2-Lite slice Q8_0"
 SENTENCE = "The keeper wrote down the wind, the height of the sea and every ship that passed. "
 
-# model, method, what, length, at least, aim: times llama.cpp's tokens a second
+# model, method, what, length, at least, aim: times llama.cpp's tokens a second; `adapter` is LCA with --adapter
 TARGETS = [
     (SMALL, "lca", "prefill", 2048, 2.5, 4),
     (SMALL, "lca", "prefill", 8192, 4, 7),
     (SMALL, "lca", "decode", 0, 1, 1.3),
     (SMALL, "lca", "decode", 8192, 3, 4.5),
+    (SMALL, "adapter", "prefill", 2048, 2.5, 4),
+    (SMALL, "adapter", "prefill", 8192, 4, 7),
+    (SMALL, "adapter", "decode", 0, 1, 1.3),
+    (SMALL, "adapter", "decode", 8192, 3, 4.5),
     (SMALL, "dense", "prefill", 2048, 2, 3),
     (SMALL, "dense", "prefill", 8192, 1.5, 2.5),
     (SMALL, "dense", "decode", 0, 1, 1.3),
@@ -48,6 +52,7 @@ AVX2_TARGETS = [
     (SMALL, "lca", "decode", 0, 1.1, 1.5),
     (SMALL, "lca", "decode", 8192, 4, 6),
 ]
+NAMES = {"lca": "LCA", "adapter": "LCA with adapter", "dense": "dense"}
 BATCH, BATCH_DEPTH, BATCH_LEAST, BATCH_AIM = 4, 8192, 2, 3  # times our own single session
 MOST_MEMORY = 350e6  # bytes, of `lca run` on a document of 8K tokens
 MOST_FIRST = 0.3     # seconds from the start of loading to the first token of a short prompt
@@ -89,7 +94,8 @@ class Comparison:
         self.failures = []
         self.limits = []
         self.targets = [row for row in (AVX2_TARGETS if options.level == "avx2" else TARGETS)
-                        if options.only in f"{row[0]}, {row[1]}, {row[2]} {row[3]}"]
+                        if options.only in f"{row[0]}, {row[1]}, {row[2]} {row[3]}"
+                        and (row[1] != "adapter" or options.adapter is not None)]
 
     def shortened(self, length):
         return max(1, length // 128) if self.options.trial and length else length
@@ -108,7 +114,9 @@ class Comparison:
             say(f"  {label}: FAILED: {error}")
 
     def lengths(self, model, method, what):
-        return [row[3] for row in self.targets if row[:3] == (model, method, what)]
+        """Lengths of the rows of a method; None: of any."""
+        return sorted({row[3] for row in self.targets
+                       if row[0] == model and row[1] == (method or row[1]) and row[2] == what})
 
     def peer_bench(self, model, path, flash, what, lengths):
         """llama-bench: a prefill of each length, or tokens decoded after each."""
@@ -147,7 +155,8 @@ class Comparison:
         self.attempt(f"llama.cpp, fa {flash}, {model}: decode {depths}", step)
 
     def own(self, model, path, method, prompts, depths, batches=(1,)):
-        """lca bench model; LCA is what the model's own settings ask for."""
+        """lca bench model; LCA is what the model's own settings ask for, or the adapter's."""
+        flags = {"lca": [], "adapter": ["--adapter", self.options.adapter]}.get(method, ["--method", method])
 
         def listed(numbers):
             return ",".join(str(self.shortened(number)) for number in numbers) or "none"
@@ -157,7 +166,7 @@ class Comparison:
                      "--prompt", listed(prompts), "--depths", listed(depths), "--batch",
                      ",".join(map(str, batches)), "--generate", GENERATED, "--repeat", REPEATS,
                      "--json"]
-            text, seconds, _ = command_run(words + (["--method", method] if method != "lca" else []))
+            text, seconds, _ = command_run(words + flags)
             report = json.loads(text)
             self.facts["machine"] = report["machine"]
             self.facts.setdefault("own", []).append(report)
@@ -173,7 +182,7 @@ class Comparison:
         self.attempt(f"lca, {method}, {model}: prefill {prompts}, decode {depths}", step)
 
     def measure(self):
-        models = [(SMALL, self.options.model, ["lca", "dense"])]
+        models = [(SMALL, self.options.model, ["lca", "adapter", "dense"])]
         if self.options.slice is not None:
             models.append((SLICE, self.options.slice, ["lca"]))
         for number in range(self.options.rounds):
@@ -182,9 +191,8 @@ class Comparison:
                     continue
                 for flash in (0, 1):
                     say(f"round {number + 1} of {self.options.rounds}, {model}, fa {flash}")
-                    self.peer_bench(model, path, flash, "prefill",
-                                    self.lengths(model, "lca", "prefill"))
-                    depths = self.lengths(model, "lca", "decode")
+                    self.peer_bench(model, path, flash, "prefill", self.lengths(model, None, "prefill"))
+                    depths = self.lengths(model, None, "decode")
                     if model == SLICE and depths:
                         self.peer_depths(model, path, flash, depths)
                     else:
@@ -202,7 +210,7 @@ class Comparison:
 
     def whole(self):
         """Whether everything is asked for."""
-        return self.targets == TARGETS
+        return not self.options.only and self.options.level != "avx2"
 
     def measure_memory(self):
         def tokens_of(text):
@@ -294,7 +302,7 @@ def markdown(report):
               "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
     for row in report["rows"]:
         place = f"{row['what']} {'at ' if row['what'] == 'decode' else ''}{length_text(row['length'])}"
-        name = f"{row['model']}, {'LCA' if row['method'] == 'lca' else row['method']}, {place}"
+        name = f"{row['model']}, {NAMES[row['method']]}, {place}"
         cells = [number_text(row["llama_cpp_fa0"]), number_text(row["llama_cpp_fa1"])]
         if row["batch"] > 1:
             name += f", {row['batch']} sessions"
@@ -320,6 +328,7 @@ def options_read():
                         help="built from depth_bench.cpp; without it llama-bench reads every depth")
     parser.add_argument("--model", required=True, metavar="GGUF", help="SmolLM2-135M-Instruct, Q4_1")
     parser.add_argument("--slice", metavar="GGUF", help="layers of DeepSeek-V2-Lite, Q8_0")
+    parser.add_argument("--adapter", metavar="FOLDER", help="rows with this adapter of --model too")
     parser.add_argument("--lca", default="build/release/bin/lca", metavar="PATH")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1, help="how often everything is measured")

@@ -67,9 +67,12 @@ def panel_svg(model, rows, top):
 
 
 def plot_svg(report):
+    # A model with an adapter is drawn as it is used: with it.
+    adapted = {row["model"] for row in report["rows"] if row["method"] == "adapter"}
     panels = {}
     for row in report["rows"]:
-        if row["method"] == "lca" and row["batch"] == 1 and row["ratio"] is not None:
+        method = "adapter" if row["model"] in adapted else "lca"
+        if row["method"] == method and row["batch"] == 1 and row["ratio"] is not None:
             panels.setdefault(row["model"], []).append(row)
     height = HEADER + FOOTER + sum(PANEL + GROUP * len(rows) for rows in panels.values())
     title = "lca beside llama.cpp, tokens a second"
