@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of tests/golden/golden_files.py and of what scripts/test.py says about skipped tests."""
+"""Tests of tests/golden/golden_files.py and of what scripts/test.py makes of reports."""
 
 import contextlib
 import io
@@ -77,6 +77,43 @@ class Skips(unittest.TestCase):
                                      "    … and 5 more"])
         self.assertIn("no reason given:", lines)
         self.assertIn("    cuda: all", lines)
+
+
+class Reports(unittest.TestCase):
+    @staticmethod
+    def read(ctest, **programs):
+        """What is read out of the test cases of ctest's report and of those of its programs."""
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = pathlib.Path(scratch)
+            (folder / "reports").mkdir()
+            (folder / "junit.xml").write_text(f"<testsuite>{ctest}</testsuite>")
+            for name, cases in programs.items():
+                text = f"<testsuites><testsuite>{cases}</testsuite></testsuites>" if cases is not None else "<te"
+                (folder / "reports" / f"{name}.xml").write_text(text)
+            return list(test_script.cases_read(folder))
+
+    def test_a_test_is_what_ctest_says(self):
+        ctest = ("<testcase name='a.b' status='run'/><testcase name='c' status='fail'><failure/></testcase>"
+                 "<testcase name='d' status='notrun'><skipped/><system-out>x.cpp:1: Skipped\nno GPU\n</system-out>"
+                 "</testcase><testcase name='e' status='disabled'/>")
+        self.assertEqual(self.read(ctest), [("a.b", "passed", ""), ("c", "failed", ""), ("d", "skipped", "no GPU")])
+
+    def test_a_program_of_many_tests_is_what_its_report_says(self):
+        inside = ("<testcase name='b' classname='A' status='run'/>"
+                  "<testcase name='c' classname='A' status='run'><failure/><failure/></testcase>"
+                  "<testcase name='d' classname='A' status='run'><skipped message='x.cpp:1&#x0A;no GPU'/></testcase>"
+                  "<testcase name='e' classname='A' status='notrun'/>")
+        expected = [("p: A.b", "passed", ""), ("p: A.c", "failed", ""), ("p: A.d", "skipped", "no GPU")]
+        self.assertEqual(self.read("<testcase name='p' status='fail'/>", p=inside), expected)
+        self.assertEqual(self.read("<testcase name='p' status='run'/>", p=""), [])
+
+    def test_a_program_that_broke_off_failed_itself(self):
+        passed = "<testcase name='b' classname='A' status='run'/>"
+        one = "<testcase name='p' status='fail'/>"
+        self.assertEqual(self.read(one), [("p", "failed", "")])
+        self.assertEqual(self.read(one, p=None), [("p", "failed", "")])
+        # All of its tests passed, and then it leaked.
+        self.assertEqual(self.read(one, p=passed), [("p: A.b", "passed", ""), ("p", "failed", "")])
 
 
 if __name__ == "__main__":
