@@ -6,6 +6,10 @@
 #include "core/text.h"
 
 #include <algorithm>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 namespace lca::server {
@@ -42,6 +46,40 @@ Json lists_united(const Json& one, const Json& other, std::string_view path) {
   return made;
 }
 
+/// Equal values have equal ones: 1 is 1.0, whatever they are inside of.
+std::size_t value_hash(const Json& value) {
+  if (value.is_string()) return std::hash<std::string>()(value.get_ref<const std::string&>());
+  if (value.is_number()) return std::hash<double>()(value.get<double>());
+  std::size_t made = value.size();
+  if (value.is_array()) {
+    for (const Json& item : value) made = 31 * made + value_hash(item);
+  } else if (value.is_object()) {
+    for (const auto& [key, item] : value.items()) {
+      made += (2 * std::hash<std::string>()(key) + 1) * value_hash(item);
+    }
+  }
+  return made;
+}
+
+/// What two enums share. They are looked up: a schema may have a thousand of them to combine.
+Json values_shared(const Json& one, const Json& other, std::string_view path) {
+  constexpr std::size_t most = 10'000;  // comparisons of values with the same hash
+  std::unordered_multimap<std::size_t, const Json*> known;
+  for (const Json& value : other) known.emplace(value_hash(value), &value);
+  std::size_t compared = 0;
+  Json both = Json::array();
+  for (const Json& item : one) {
+    const auto [begin, end] = known.equal_range(value_hash(item));
+    const bool shared = std::any_of(begin, end, [&](const auto& entry) {
+      ++compared;
+      return *entry.second == item;
+    });
+    if (shared) both.push_back(item);
+    if (compared > most + one.size()) fail_merge("enum", path);  // each may find itself at once
+  }
+  return both;
+}
+
 void keyword_merge(Json& made, const Json& other, const std::string& keyword,
                    std::string_view path) {
   const Json& value = other.at(keyword);
@@ -59,13 +97,7 @@ void keyword_merge(Json& made, const Json& other, const std::string& keyword,
       present = value;
     }
   } else if (keyword == "enum" && present.is_array() && value.is_array()) {
-    constexpr std::size_t most = 1'000'000;  // comparisons
-    if (present.size() * value.size() > most) fail_merge(keyword, path);
-    Json both = Json::array();
-    for (const Json& item : present) {
-      if (std::find(value.begin(), value.end(), item) != value.end()) both.push_back(item);
-    }
-    present = std::move(both);
+    present = values_shared(present, value, path);
   } else if (keyword == "const") {
     if (present != value) made["enum"] = Json::array();
   } else if (present != value) {

@@ -183,6 +183,18 @@ TEST(SchemaErrors, HostileSchemasEndInALineAndSoon) {
   expect_quick(Json{{"anyOf", Json(std::vector<Json>(900, Json{{"type", "array"}}))},
                     {"enum", Json(std::vector<int>(90'000, 1))}},
                true);
+  // Lists that are combined a thousand times and have one value in common.
+  const auto values = [](int from, int count) {
+    Json list = Json::array();
+    for (int i = from; i < from + count; ++i) {
+      list.push_back(i % 2 == 0 ? Json(i) : Json("value " + std::to_string(i)));
+    }
+    return list;
+  };
+  expect_quick(Json{{"enum", values(0, 5'000)},
+                    {"anyOf", Json(std::vector<Json>(1000, Json{{"enum", values(4'999, 60)}}))}},
+               false);
+
   // A reference that is combined with itself again and again.
   expect_quick(Json::parse(R"({"$ref":"#","type":"string"})"), true);
   expect_quick(Json::parse(R"({"anyOf":[{"$ref":"#"},{"$ref":"#"}],"type":"string"})"), true);
@@ -196,6 +208,24 @@ TEST(SchemaErrors, HostileSchemasEndInALineAndSoon) {
   }
   chain["$defs"]["d1000"] = true;
   expect_quick(chain, true);
+}
+
+TEST(SchemaErrors, LongListsOfValuesAreCombined) {
+  Json first = Json::array(), second = Json::array();
+  for (int i = 0; i < 500; ++i) {
+    first.push_back(i);
+    first.push_back({{"k", {i, i + 1}}});
+    second.push_back(500.0 - i);
+    second.push_back({{"k", {i + 1, i + 2}}});
+  }
+  const Grammar grammar =
+      Grammar::from_schema(Json{{"enum", first}, {"anyOf", {Json{{"enum", second}}}}});
+  for (const char* in : {"1", "499", R"({"k":[1,2]})", R"({"k":[499,500]})"}) {
+    EXPECT_TRUE(accepts(grammar, in)) << in;
+  }
+  for (const char* out : {"0", "500", R"({"k":[0,1]})", R"({"k":[500,501]})", R"({"k":[2,1]})"}) {
+    EXPECT_FALSE(accepts(grammar, out)) << out;
+  }
 }
 
 TEST(SchemaErrors, LargeCountsCostNothing) {
