@@ -230,6 +230,7 @@ asio::awaitable<bool> Connection::request_await() {
 asio::awaitable<bool> Connection::request_serve() {
   began_ = Clock::now();
   reply_ = Reply{};
+  about_ = HttpRequest{};
   record_ = RequestRecord{};
   record_.peer = peer_;
   auto reader = std::make_unique<RequestReader>(core_->options.limits);
@@ -258,10 +259,8 @@ asio::awaitable<bool> Connection::request_read(RequestReader& reader) {
     in_.erase(0, used);
     record_.bytes_in += used;
     if (!checked && reader.state() >= RequestReader::State::body) {
-      record_.method = reader.request().method;
-      record_.path = reader.request().path;
+      request_known(reader.request());
       minor_version_ = reader.minor_version();
-      reply_.head_only = record_.method == "HEAD";
     }
     if (reader.state() == RequestReader::State::failed) {
       co_await send_error(reader.status(), reader.problem());
@@ -270,7 +269,7 @@ asio::awaitable<bool> Connection::request_read(RequestReader& reader) {
     const bool done = reader.state() == RequestReader::State::done;
     if (core_->draining) {
       reply_.headers.emplace_back("Retry-After", "1");
-      co_await send_error(503, "the server is shutting down");
+      co_await give_up(reader, 503, "the server is shutting down");
       co_return false;
     }
     if (!checked && reader.state() != RequestReader::State::headers) {
@@ -301,11 +300,19 @@ asio::awaitable<bool> Connection::request_read(RequestReader& reader) {
     }
     const bool more = co_await input_wait(deadline);
     if (!more) {
-      co_await send_error(408, checked ? "the request's body did not arrive in time"
-                                       : "the request's headers did not arrive in time");
+      co_await give_up(reader, 408,
+                       checked ? "the request's body did not arrive in time"
+                               : "the request's headers did not arrive in time");
       co_return false;
     }
   }
+}
+
+/// Answers a request that is not read to its end, of which errors need what is known.
+asio::awaitable<void> Connection::give_up(RequestReader& reader, int status, std::string message) {
+  reader.fail(status, std::move(message));
+  request_known(reader.request());
+  co_await send_error(reader.status(), reader.problem());
 }
 
 asio::awaitable<void> Connection::request_handle(HttpRequest request) {
@@ -343,6 +350,13 @@ asio::awaitable<void> Connection::request_handle(HttpRequest request) {
   hangup_timer_.cancel();
 }
 
+void Connection::request_known(const HttpRequest& request) {
+  about_ = {request.method, request.path, request.query, request.headers, {}};
+  record_.method = request.method;
+  record_.path = request.path;
+  reply_.head_only = request.method == "HEAD";
+}
+
 void Connection::request_record() {
   record_.status = reply_.started ? reply_.status : 499;
   record_.gone = gone_ || broken_;
@@ -360,7 +374,7 @@ asio::awaitable<void> Connection::send_error(int status, std::string message) {
   std::string type = "application/json";
   std::string body;
   if (core_->options.error_render) {
-    std::tie(type, body) = core_->options.error_render(record_.path, status, message);
+    std::tie(type, body) = core_->options.error_render(about_, status, message);
   } else {
     body = error_body(status, message);
   }

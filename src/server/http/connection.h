@@ -95,6 +95,8 @@ class Connection final : public ResponseWriter, public std::enable_shared_from_t
   asio::awaitable<bool> request_serve();
   asio::awaitable<bool> request_read(RequestReader& reader);
   asio::awaitable<void> request_handle(HttpRequest request);
+  asio::awaitable<void> give_up(RequestReader& reader, int status, std::string message);
+  void request_known(const HttpRequest& request);
   void request_record();
   asio::awaitable<void> refuse(const Refusal& refusal);
   asio::awaitable<void> send_error(int status, std::string message);
@@ -136,6 +138,7 @@ class Connection final : public ResponseWriter, public std::enable_shared_from_t
   int minor_version_ = 1;
 
   Reply reply_;
+  HttpRequest about_;  // without its body: what errors need of it
   RequestRecord record_;
   Clock::time_point began_;
 };

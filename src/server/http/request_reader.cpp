@@ -94,6 +94,7 @@ RequestReader::RequestReader(const ReadLimits& limits) : parser_(std::make_uniqu
 RequestReader::~RequestReader() = default;
 
 void RequestReader::fail(int status, std::string problem) {
+  if (state_ == State::headers && request_.method.empty()) take_known();  // errors name the route
   state_ = State::failed;
   status_ = status;
   problem_ = std::move(problem);
@@ -122,6 +123,13 @@ std::size_t RequestReader::feed(std::string_view bytes) {
       error = http::error::header_limit;
     }
   }
+  // The parser passes over data as it comes, and waits for the end of a chunk's head or of
+  // trailers.
+  if (state_ == State::body && error == http::error::need_more &&
+      bytes.size() - consumed > parser_->header_limit) {
+    fail(431, "a chunk's head or the trailers are larger than this server accepts");
+    return consumed;
+  }
   if (error && error != http::error::need_more) {
     if (error == http::error::header_limit) {
       fail(431, "the request's headers are larger than this server accepts");
@@ -143,21 +151,31 @@ std::size_t RequestReader::feed(std::string_view bytes) {
 }
 
 std::size_t RequestReader::body_held() const {
-  return state_ == State::body ? parser_->beast.get().body().capacity() : request_.body.size();
+  if (state_ != State::body) return request_.body.size();
+  // Room for an announced body is reserved at once, and takes no memory until it is filled.
+  const std::string& body = parser_->beast.get().body();
+  return std::min(body.capacity(), 2 * body.size());
 }
 
-void RequestReader::take_headers() {
+/// The head as far as it was read; returns the authority of its target.
+std::string RequestReader::take_known() {
   const auto& message = parser_->beast.get();
   request_.method = std::string(message.method_string());
   for (const auto& field : message) {
     request_.headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
   }
-  minor_version_ = static_cast<int>(message.version() % 10);
   std::string authority;
   if (!target_split(std::string_view(message.target().data(), message.target().size()),
                     request_.path, request_.query, authority)) {
-    return fail(400, "malformed request target");
+    request_.path.clear();
   }
+  return authority;
+}
+
+void RequestReader::take_headers() {
+  const std::string authority = take_known();
+  minor_version_ = static_cast<int>(parser_->beast.get().version() % 10);
+  if (request_.path.empty()) return fail(400, "malformed request target");
   if (!authority.empty()) {  // it wins over the header (RFC 9112, 3.2.2)
     std::erase_if(request_.headers,
                   [](const auto& header) { return text_same_letters(header.first, "host"); });

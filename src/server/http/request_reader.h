@@ -34,11 +34,15 @@ class RequestReader {
   std::size_t feed(std::string_view bytes);
 
   State state() const { return state_; }
-  /// Of a failed request: 400, 413, 417, 431, 501 or 505, and what is wrong with it.
+  /// Gives a request up that is not complete.
+  void fail(int status, std::string problem);
+  /// Of a failed request: 400, 413, 417, 431, 501 or 505 (or as given up), and what is wrong with
+  /// it.
   int status() const { return status_; }
   const std::string& problem() const { return problem_; }
 
-  /// Valid from State::body on. The body is filled when the state is done.
+  /// Valid from State::body on; the body is filled when the state is done. Of a failed request:
+  /// what was read of its head.
   HttpRequest& request() { return request_; }
   bool keep_alive() const { return keep_alive_; }
   bool expects_continue() const { return expects_continue_; }
@@ -47,7 +51,7 @@ class RequestReader {
 
  private:
   struct Parser;
-  void fail(int status, std::string problem);
+  std::string take_known();
   void take_headers();
 
   std::unique_ptr<Parser> parser_;

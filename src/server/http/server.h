@@ -47,8 +47,9 @@ struct ServerOptions {
   int io_threads = 1;
   bool signals = false;  ///< SIGTERM and SIGINT drain; the second one stops
 
-  /// Content type and body of an error that arises before the handler is asked. Unset: JSON.
-  std::function<std::pair<std::string, std::string>(const std::string& path, int status,
+  /// Content type and body of an error that the handler has no part in. Unset: JSON. `about` is
+  /// what is known of the request, without its body.
+  std::function<std::pair<std::string, std::string>(const HttpRequest& about, int status,
                                                     const std::string& message)>
       error_render;
   std::function<void(const RequestRecord&)> log;

@@ -60,6 +60,27 @@ TEST(HttpLimits, LargeBodiesAre413HoweverTheyAreSent) {
   EXPECT_EQ(server.handled, 1);
 }
 
+TEST(HttpLimits, EndlessChunkHeadsAndTrailersAre431) {
+  ServerOptions options;
+  options.limits.header_bytes = 4096;
+  TestServer server(std::move(options));
+  const std::string head = request_text("POST", "/echo", "Transfer-Encoding: chunked\r\n");
+  for (const char* begin : {"5;", "5;a=\"", "5\r\nabcde\r\n0\r\nX: ", "0\r\n"}) {
+    RawClient client(server.port());
+    client.send(head + begin);
+    bool open = true;
+    for (int i = 0; i < 2000 && open; ++i) open = client.send("A: aaaaaaaaaaaaaa\r\n");
+    // Lines end a chunk's head, and what follows is no chunk.
+    EXPECT_EQ(client.reply().status, begin == std::string_view("5;") ? 400 : 431) << begin;
+    RawClient line(server.port());
+    line.send(head + begin);
+    open = true;
+    for (int i = 0; i < 2000 && open; ++i) open = line.send(std::string(16, 'a'));
+    EXPECT_EQ(line.reply().status, 431) << begin;
+  }
+  EXPECT_EQ(server.handled, 0);
+}
+
 TEST(HttpLimits, BodiesThatTogetherTakeTooMuchAre429) {
   ServerOptions options;
   options.limits.body_bytes = 1 << 20;
@@ -67,18 +88,25 @@ TEST(HttpLimits, BodiesThatTogetherTakeTooMuchAre429) {
   TestServer server(std::move(options));
   RawClient first(server.port());
   const std::string body(1 << 20, 'a');
-  first.send(request_text("POST", "/echo", "Content-Length: 1048576\r\n") + "a");
+  const std::string head = request_text("POST", "/echo", "Content-Length: 1048576\r\n");
+  // What is announced and does not come takes nothing.
+  std::vector<RawClient> silent;
+  for (int i = 0; i < 8; ++i) {
+    silent.emplace_back(server.port());
+    silent.back().send(head + "a");
+  }
+  first.send(head + std::string(800 << 10, 'a'));
   EXPECT_EQ(RawClient(server.port()).ask(request_text("GET", "/echo")).status, 200);
   RawClient second(server.port());
   RawReply reply;
   EXPECT_TRUE(holds_within(2s, [&] {  // until the first one has been read so far
     RawClient other(server.port());
-    other.send(request_text("POST", "/echo", "Content-Length: 1048576\r\n") + "a");
+    other.send(head + std::string(800 << 10, 'a'));
     reply = other.reply(false, 100ms);
     return reply.status == 429;
   }));
   EXPECT_EQ(reply.headers["retry-after"], "1");
-  first.send(std::string_view(body).substr(1));
+  first.send(std::string_view(body).substr(800 << 10));
   EXPECT_EQ(first.reply().status, 200);
   EXPECT_EQ(second.ask(request_text("POST", "/echo", "", body)).status, 200);
 }

@@ -166,14 +166,44 @@ TEST(HttpProtocol, TurnsFailuresOfTheHandlerInto500WithoutItsText) {
 TEST(HttpProtocol, WritesErrorsInTheDialectThatIsConfigured) {
   ServerOptions options;
   options.gate.keys = {"k"};
-  options.error_render = [](const std::string& path, int status, const std::string&) {
-    return std::pair<std::string, std::string>("text/x-test", path + " " + std::to_string(status));
+  options.error_render = [](const HttpRequest& about, int status, const std::string&) {
+    const std::string said(header_value(about, "x-dialect"));
+    return std::pair<std::string, std::string>("text/x-test",
+                                               about.path + said + " " + std::to_string(status));
   };
+  options.limits.header_bytes = 2048;
+  options.limits.body_bytes = 10;
+  options.header_timeout = 100ms;
   TestServer server(std::move(options));
   RawClient client(server.port());
-  RawReply reply = client.ask(request_text("GET", "/echo"));
-  EXPECT_EQ(reply.body, "/echo 401");
+  RawReply reply = client.ask(request_text("GET", "/echo", "X-Dialect: a\r\n"));
+  EXPECT_EQ(reply.body, "/echoa 401");
   EXPECT_EQ(reply.headers["content-type"], "text/x-test");
+  // Where the request is given up before its head is whole, as far as that is known.
+  RawClient large(server.port());
+  EXPECT_EQ(large.ask(request_text("POST", "/echo", "X-Dialect: a\r\n", std::string(11, 'b'))).body,
+            "/echoa 413");
+  RawClient heads(server.port());
+  EXPECT_EQ(heads.ask("GET /echo HTTP/1.1\r\nX-Dialect: a\r\nX: " + std::string(3000, 'b')).body,
+            "/echoa 431");
+  RawClient slow(server.port());
+  EXPECT_EQ(slow.ask("GET /echo HTTP/1.1\r\nX-Dialect: a\r\nX: ").body, "/echoa 408");
+  RawClient nothing(server.port());
+  EXPECT_EQ(nothing.ask("GE").body, " 408");
+}
+
+TEST(HttpProtocol, WritesInThatDialectToWhoIsCutOffByTheEndToo) {
+  ServerOptions options;
+  options.error_render = [](const HttpRequest& about, int status, const std::string&) {
+    return std::pair<std::string, std::string>("text/x-test",
+                                               about.path + " " + std::to_string(status));
+  };
+  TestServer server(std::move(options));
+  RawClient half(server.port());
+  half.send("GET /echo HTTP/1.1\r\nHost: localhost\r\n");
+  std::this_thread::sleep_for(50ms);  // so that the server has read it: what it has not, it resets
+  server.server().drain();
+  EXPECT_EQ(half.reply().body, "/echo 503");
 }
 
 }  // namespace
