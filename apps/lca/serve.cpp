@@ -61,7 +61,7 @@ void flags_add(CLI::App& app, ServeFlags& flags) {
                     "most tokens of prompt and reply (default: what the model was trained for)");
   flags.max_reply.add(app, "--max-reply", "N", "most tokens of a reply");
   flags.queue.add(app, "--queue", "N", "most requests that wait; more get 429", "256");
-  flags.queue_bytes.add(app, "--queue-bytes", "SIZE", "most bytes of their prompts", "64MiB");
+  flags.queue_bytes.add(app, "--queue-bytes", "SIZE", "most bytes of them", "64MiB");
   flags.prefix.add(app, "--prefix-cache", "on|off",
                    "reuse of what earlier requests had read; off: replies depend on the request "
                    "and its seed alone",
@@ -189,13 +189,14 @@ void models_open(const ServeFlags& flags, server::Service& service) {
 
 void run(const ServeFlags& flags) {
   flags.model.check();
-  host_options(flags);
+  const server::HostOptions host_wanted = host_options(flags);
   server::ServerOptions options = server_options(flags);
   if (flags.model.random().empty()) flags.model.path();
   const std::shared_ptr<spdlog::logger> logger = logger_make(flags);
   server::ServiceOptions wanted;
   wanted.strict_model = flags.strict;
   wanted.max_body = options.limits.body_bytes;
+  wanted.most_aside_bytes = host_wanted.most_queued_bytes;
   wanted.log_prompts = flags.log_prompts;
   wanted.log = [logger](std::string_view line) { logger->info(line); };
   server::Service service(std::move(wanted));

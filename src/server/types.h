@@ -104,6 +104,7 @@ struct Job {
   int n = 1;                 ///< replies
   bool echo = false;         ///< a `prompt` event comes first for every choice; no prefix is reused
   std::string session = {};  ///< name, checked; empty: none
+  std::size_t body_bytes = 0;  ///< its part of the request's body
 };
 
 /// A token in text: `bytes` may be part of a character.

@@ -61,7 +61,7 @@ std::string Reply::feed(std::size_t job, const JobEvent& event) {
 
 std::string Reply::take(std::size_t job, const JobEvent& event) {
   using Kind = JobEvent::Kind;
-  if (event.kind == Kind::progress) return sse_progress(event);
+  if (event.kind == Kind::progress) return ": " + progress_text(event) + "\n\n";
   if (event.kind == Kind::failed) {
     over_ = true;
     error_ = event.error;
@@ -212,11 +212,10 @@ std::string sse_event(const Json& data, std::string_view name) {
                       : fmt::format("event: {}\ndata: {}\n\n", name, text);
 }
 
-std::string sse_progress(const JobEvent& event) {
+std::string progress_text(const JobEvent& event) {
   const std::string left =
       event.seconds_left > 0 ? fmt::format(", {:.1f} s left", event.seconds_left) : std::string();
-  return fmt::format(": reading {} of {} tokens{}\n\n", event.prefill.done, event.prefill.total,
-                     left);
+  return fmt::format("reading {} of {} tokens{}", event.prefill.done, event.prefill.total, left);
 }
 
 }  // namespace lca::server

@@ -111,7 +111,7 @@ std::string detokenize_body(std::string_view text);
 
 /// `data: …`, with an event name where one is given.
 std::string sse_event(const Json& data, std::string_view name = {});
-/// A comment with how far reading the prompt is.
-std::string sse_progress(const JobEvent& event);
+/// How far reading the prompt is, as the comments of a stream say it.
+std::string progress_text(const JobEvent& event);
 
 }  // namespace lca::server

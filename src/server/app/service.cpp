@@ -18,16 +18,15 @@ namespace {
 
 constexpr const char* kJson = "application/json";
 
-ApiError not_now(std::string message) {
+ApiError not_now(int status, std::string message) {
   ApiError error;
-  error.status = 503;
+  error.status = status;
   error.message = std::move(message);
   error.retry_after = 2;
   return error;
 }
 
 asio::awaitable<void> send_error(ResponseWriter& writer, Dialect dialect, ApiError error) {
-  if (writer.started()) co_return;  // a stream says it in its last event
   if (error.retry_after > 0) writer.header("Retry-After", std::to_string(error.retry_after));
   if (!error.allow.empty()) writer.header("Allow", error.allow);
   std::string body = error_body(dialect, error);
@@ -48,6 +47,22 @@ ApiError error_now() {
     return made;
   }
 }
+
+/// Counts a body while the pool has it.
+class AsideBytes {
+ public:
+  AsideBytes(std::atomic<std::size_t>& all, std::size_t bytes)
+      : all_(all), bytes_(bytes), before_(all.fetch_add(bytes)) {}
+  ~AsideBytes() { all_ -= bytes_; }
+  AsideBytes(const AsideBytes&) = delete;
+  AsideBytes& operator=(const AsideBytes&) = delete;
+
+  std::size_t before() const { return before_; }  ///< of the others
+
+ private:
+  std::atomic<std::size_t>& all_;
+  std::size_t bytes_, before_;
+};
 
 /// Methods of a path for the header Allow; empty: not a path of this server.
 std::string methods_of(std::string_view path) {
@@ -107,18 +122,16 @@ void Service::configure(ServerOptions& options) {
   };
   options.gate.methods = methods_of;
   options.registry = &state_->registry;
-  options.error_render = [](const std::string& path, int status, const std::string& message) {
-    HttpRequest request;
-    request.path = path;
+  options.error_render = [](const HttpRequest& about, int status, const std::string& message) {
     ApiError error;
     error.status = status;
     error.message = message;
-    return std::pair<std::string, std::string>(kJson, error_body(dialect_of(request), error));
+    return std::pair<std::string, std::string>(kJson, error_body(dialect_of(about), error));
   };
 }
 
 void Service::State::require_open() const {
-  if (!opened) throw ApiException(not_now("the model is being loaded"));
+  if (!opened) throw ApiException(not_now(503, "the model is being loaded"));
 }
 
 ServedModel& Service::State::served(std::string_view name) {
@@ -146,20 +159,21 @@ asio::awaitable<void> Service::State::answer(HttpRequest request, ResponseWriter
     dialect = match.dialect;
     co_await answer_route(request, writer, match);
   } catch (...) {
+    // A job's failure is its stream's last event; a stream that nobody ended is broken off.
+    if (writer.started()) throw;
     failed = error_now();
   }
   if (failed) co_await send_error(writer, dialect, std::move(*failed));
 }
 
-asio::awaitable<void> Service::State::answer_route(const HttpRequest& request,
-                                                   ResponseWriter& writer,
+asio::awaitable<void> Service::State::answer_route(HttpRequest& request, ResponseWriter& writer,
                                                    const RouteMatch& match) {
   std::function<std::string()> slow;
   std::string body, type = kJson;
   switch (match.route) {
     case Route::health:
       require_open();
-      if (draining) throw ApiException(not_now("the server is shutting down"));
+      if (draining) throw ApiException(not_now(503, "the server is shutting down"));
       body = R"({"status":"ok"})";
       break;
     case Route::openapi:
@@ -223,26 +237,33 @@ asio::awaitable<void> Service::State::answer_route(const HttpRequest& request,
       }
     }
   }
-  if (slow) body = co_await aside(std::move(slow), writer);
+  if (slow) {
+    const std::function<void()> work = [&] { body = slow(); };
+    co_await aside(work, request.body.size(), writer);
+  }
   co_await writer.send(200, std::move(type), std::move(body));
 }
 
-asio::awaitable<std::string> Service::State::aside(std::function<std::string()> work,
-                                                   ResponseWriter& writer) {
-  using Made = std::variant<std::string, std::exception_ptr>;
-  const auto inbox = Mailbox<Made>::make(writer.executor());
+asio::awaitable<void> Service::State::aside(std::function<void()> work, std::size_t bytes,
+                                            ResponseWriter& writer) {
+  const AsideBytes held(aside_bytes, bytes);
+  if (bytes > 0 && held.before() > 0 && held.before() + bytes > options.most_aside_bytes) {
+    throw ApiException(not_now(429, "too many large requests are waiting; try again in 2 s"));
+  }
+  const auto inbox = Mailbox<std::exception_ptr>::make(writer.executor());
   asio::post(pool, [box = inbox.box(), &work] {
+    std::exception_ptr failure;
     try {
-      box->push(Made(work()));
+      work();
     } catch (...) {
-      box->push(Made(std::current_exception()));
+      failure = std::current_exception();
     }
+    box->push(failure);
   });
   // Without end: the work refers to this coroutine.
-  std::optional<Made> made;
+  std::optional<std::exception_ptr> made;
   while (!made) made = co_await inbox.pop(std::chrono::hours(1));
-  if (auto* error = std::get_if<std::exception_ptr>(&*made)) std::rethrow_exception(*error);
-  co_return std::get<std::string>(std::move(*made));
+  if (*made) std::rethrow_exception(*made);
 }
 
 }  // namespace lca::server

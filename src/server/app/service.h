@@ -17,8 +17,9 @@
 namespace lca::server {
 
 struct ServiceOptions {
-  bool strict_model = false;  ///< other names than the model's are 404
-  std::size_t max_body = 0;   ///< bytes of a request, for the page
+  bool strict_model = false;                             ///< other names than the model's are 404
+  std::size_t max_body = 0;                              ///< bytes of a request, for the page
+  std::size_t most_aside_bytes = std::size_t{64} << 20;  ///< bodies that wait to be parsed; 429
   bool log_prompts = false;
   std::function<void(std::string_view line)> log;  ///< of prompts; any thread
 };

@@ -12,7 +12,6 @@
 #include <chrono>
 #include <exception>
 #include <optional>
-#include <variant>
 
 namespace lca::server {
 
@@ -23,20 +22,20 @@ struct Service::State : std::enable_shared_from_this<Service::State> {
   metrics::Registry registry;
   std::unique_ptr<ServedModel> model, compare;
   std::atomic<bool> opened = false, draining = false;
-  std::int64_t created = 0;  ///< seconds since 1970
-  asio::thread_pool pool;    ///< for what may take long
+  std::int64_t created = 0;                 ///< seconds since 1970
+  asio::thread_pool pool;                   ///< for what may take long
+  std::atomic<std::size_t> aside_bytes{0};  ///< of bodies that it works on or that wait for it
 
   // service.cpp
   asio::awaitable<void> answer(HttpRequest request, ResponseWriter& writer);
-  asio::awaitable<void> answer_route(const HttpRequest& request, ResponseWriter& writer,
+  asio::awaitable<void> answer_route(HttpRequest& request, ResponseWriter& writer,
                                      const RouteMatch& match);
   ServedModel& served(std::string_view name);
   void require_open() const;
   void metrics_add();
 
   // service_text.cpp
-  asio::awaitable<void> answer_text(const HttpRequest& request, ResponseWriter& writer,
-                                    Route route);
+  asio::awaitable<void> answer_text(HttpRequest& request, ResponseWriter& writer, Route route);
 
   // service_routes.cpp: bodies of replies, which may take long
   std::string body_count(const HttpRequest& request);
@@ -55,8 +54,10 @@ struct Service::State : std::enable_shared_from_this<Service::State> {
   std::string body_model_info() const;
   SessionStore& store();
 
-  /// Runs `work` on the pool; throws what it throws.
-  asio::awaitable<std::string> aside(std::function<std::string()> work, ResponseWriter& writer);
+  /// Runs `work` on a body of so many bytes on the pool; throws what it throws, and 429 where too
+  /// many wait.
+  asio::awaitable<void> aside(std::function<void()> work, std::size_t bytes,
+                              ResponseWriter& writer);
 };
 
 /// 32 hexadecimal digits.

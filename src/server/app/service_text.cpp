@@ -20,6 +20,9 @@ using namespace std::chrono_literals;
 constexpr auto kStatusPatience = 2500ms;
 constexpr auto kPatience = 1h;
 
+/// Larger bodies are parsed beside: all connections share a thread.
+constexpr std::size_t kQuickBody = 64 << 10;
+
 ApiRequest request_parse(Route route, const HttpRequest& request) {
   const Json body = json_parse_body(request.body);
   const std::string_view key = header_value(request, "x-smg-routing-key");
@@ -33,6 +36,11 @@ ApiRequest request_parse(Route route, const HttpRequest& request) {
     default:
       return parse_messages(body, key);
   }
+}
+
+/// A body as one line of a log.
+std::string body_text(const std::string& body) {
+  return Json(body).dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
 /// An event of one of a request's jobs.
@@ -59,12 +67,28 @@ class Jobs {
   void cancel() {
     for (const JobId id : ids_) host_.cancel(id);
   }
-  void cancel(std::size_t job) { host_.cancel(ids_[job]); }
+  void finish(std::size_t job) { host_.finish(ids_[job]); }
 
  private:
   EngineHost& host_;
   std::shared_ptr<Arrivals> box_;
   std::vector<JobId> ids_;
+};
+
+/// Calls while it lives when the client leaves.
+class OnGone {
+ public:
+  OnGone(ResponseWriter& writer, std::function<void()> call) : writer_(writer) {
+    writer_.on_gone(std::move(call));
+  }
+  ~OnGone() {
+    if (!writer_.gone()) writer_.on_gone({});
+  }
+  OnGone(const OnGone&) = delete;
+  OnGone& operator=(const OnGone&) = delete;
+
+ private:
+  ResponseWriter& writer_;
 };
 
 /// What a stream's comments say while nothing else does.
@@ -73,8 +97,7 @@ struct Waiting {
 
   void take(const JobEvent& event) {
     if (event.kind == JobEvent::Kind::progress) {
-      text = fmt::format("reading {} of {} tokens, {:.1f} s left", event.prefill.done,
-                         event.prefill.total, event.seconds_left);
+      text = progress_text(event);
     } else if (event.kind == JobEvent::Kind::started) {
       text = "reading";
     } else {
@@ -131,16 +154,37 @@ class Writing {
 
 }  // namespace
 
-asio::awaitable<void> Service::State::answer_text(const HttpRequest& request,
-                                                  ResponseWriter& writer, Route route) {
+asio::awaitable<void> Service::State::answer_text(HttpRequest& request, ResponseWriter& writer,
+                                                  Route route) {
   require_open();
-  ApiRequest asked = request_parse(route, request);
+  const std::size_t bytes = request.body.size();
+  ApiRequest asked;
+  const std::function<void()> parse = [&] {
+    if (options.log_prompts && options.log) options.log(body_text(request.body));
+    asked = request_parse(route, request);
+  };
+  if (bytes > kQuickBody) {
+    co_await aside(parse, bytes, writer);
+  } else {
+    parse();
+  }
+  std::string().swap(request.body);  // as long as the reply takes, it would be held
   ServedModel& chosen = served(asked.model);
-  if (options.log_prompts && options.log) options.log(json_shown(Json(request.body)));
-  chosen.host().admit(asked.jobs);  // before anything that costs
+  bool slow = false;
   for (Job& job : asked.jobs) {
+    job.body_bytes = bytes / asked.jobs.size();
     if (&chosen != model.get()) job.session.clear();  // sessions are the model's alone
-    chosen.prepare(job);
+    slow = slow || job.rule.kind != OutputRule::Kind::free;
+  }
+  chosen.host().admit(asked.jobs);  // before anything that costs
+  const std::function<void()> prepare = [&] {
+    for (Job& job : asked.jobs) chosen.prepare(job);
+  };
+  if (slow) {
+    co_await aside(prepare, bytes, writer);
+    chosen.host().admit(asked.jobs);  // others came meanwhile
+  } else {
+    prepare();
   }
 
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -151,7 +195,7 @@ asio::awaitable<void> Service::State::answer_text(const HttpRequest& request,
   const auto inbox = Arrivals::make(writer.executor());
   Jobs jobs(chosen.host(), inbox.box());
   for (Job& job : asked.jobs) jobs.submit(std::move(job));
-  writer.on_gone([&jobs, box = inbox.box()] {
+  const OnGone leaving(writer, [&jobs, box = inbox.box()] {
     jobs.cancel();
     box->close();
   });
@@ -172,7 +216,7 @@ asio::awaitable<void> Service::State::answer_text(const HttpRequest& request,
       waiting->take(arrived->event);
       const std::size_t job = arrived->job;
       text = writing.take(std::move(*arrived));
-      if (writing.is_over(job)) jobs.cancel(job);
+      if (writing.is_over(job)) jobs.finish(job);
     } else if (!asked.stream || begun) {
       continue;
     }

@@ -44,6 +44,29 @@ Json conversation_first(Json conversation, std::int64_t count) {
   return conversation;
 }
 
+std::vector<std::int64_t> message_turns(const Json& conversation, std::int64_t added,
+                                        std::int64_t turns) {
+  std::vector<std::int64_t> ends;
+  if (conversation.is_null()) {
+    for (std::int64_t turn = std::min(added, turns); turn <= turns; ++turn) ends.push_back(turn);
+    return ends;
+  }
+  const Json& list = conversation.at("messages");
+  const bool has_system = !list.empty() && list[0].at("role") == "system";
+  for (const bool joins : {false, true}) {
+    std::int64_t turn = has_system ? 0 : added;
+    ends.assign(1, turn);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const bool joined =
+          joins && i > 0 && list[i].at("role") == "tool" && list[i - 1].at("role") == "tool";
+      turn += joined ? 0 : 1;
+      ends.push_back(turn);
+    }
+    if (turn == turns) break;
+  }
+  return ends;
+}
+
 std::string conversation_text(const Json& conversation) {
   return conversation.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -25,7 +25,7 @@ constexpr double kLongestRetry = 120;
 constexpr std::int64_t kStepPromptCpu = 192;
 constexpr std::int64_t kSessionsCpu = 64;
 
-std::size_t bytes_of(const Job& job) {
+std::size_t prompt_bytes(const Job& job) {
   if (const auto* text = std::get_if<std::string>(&job.prompt)) return text->size();
   if (const auto* ids = std::get_if<std::vector<std::int32_t>>(&job.prompt)) {
     return ids->size() * sizeof(std::int32_t);
@@ -37,6 +37,9 @@ std::size_t bytes_of(const Job& job) {
   }
   return bytes;
 }
+
+/// What is queued besides the prompt (tools, schemas) came in the body too.
+std::size_t bytes_of(const Job& job) { return std::max(prompt_bytes(job), job.body_bytes); }
 
 std::optional<ChatTemplate> chat_of(const Model& model, const HostOptions& options) {
   if (options.chat) return options.chat;
@@ -88,7 +91,13 @@ EngineHost::State::State(std::shared_ptr<const Model> the_model, Context& the_co
   if (!options.sessions.empty()) store.emplace(options.sessions);
   engine.state().tokenizer = options.tokenizer;
   whole_prompts = waits_for_prompt(settings_per_layer(*model, options.session));
+  if (store && whole_prompts) {
+    fail_input(
+        "sessions cannot be kept where a group is scored at the prompt's end; use --summary "
+        "streaming, or leave out the folder for sessions");
+  }
   workers.emplace(kWorkers);
+  files.emplace(kWorkers);
   stepper = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 
@@ -97,6 +106,7 @@ EngineHost::State::~State() {
   stepper.request_stop();
   stepper.join();
   workers.reset();
+  files.reset();
 }
 
 // --- the engine's thread ------------------------------------------------------------------------
@@ -183,6 +193,12 @@ JobId EngineHost::State::submit(Job job, OnEvent on_event, bool admitted) {
   if (job.continue_last && !std::holds_alternative<std::vector<Message>>(job.prompt)) {
     throw ApiException(refusal(400, "only a message can be continued", "continue_final_message"));
   }
+  if (store && !job.session.empty() && job.echo) {
+    throw ApiException(refusal(400,
+                               "an echo reads all of its prompt and keeps nothing: send it "
+                               "without a session",
+                               "echo"));
+  }
   if (!job.session.empty() && !SessionStore::is_name(job.session)) {
     throw ApiException(refusal(400,
                                "the session's name takes 1 to 64 letters, digits, '_', '-' and "
@@ -212,17 +228,29 @@ JobId EngineHost::State::submit(Job job, OnEvent on_event, bool admitted) {
   return made->id;
 }
 
+EngineHost::State::JobPtr EngineHost::State::job_find(JobId id) const {
+  const std::lock_guard guard(mutex);
+  const auto found = jobs.find(id);
+  return found == jobs.end() ? nullptr : found->second;
+}
+
 bool EngineHost::State::cancel(JobId id) {
-  JobPtr job;
-  {
-    const std::lock_guard guard(mutex);
-    const auto found = jobs.find(id);
-    if (found == jobs.end()) return false;
-    job = found->second;
-  }
+  const JobPtr job = job_find(id);
+  if (!job) return false;
+  decltype(Job::prompt) unread;  // its memory goes with its place in the queue
   leave_queue(*job);
   const std::lock_guard guard(job->mutex);
   job->cancelled = true;
+  if (!job->taken) std::swap(unread, job->job.prompt);
+  for (const RequestId request : job->requests) engine.cancel(request);
+  return true;
+}
+
+bool EngineHost::State::finish(JobId id) {
+  const JobPtr job = job_find(id);
+  if (!job) return false;
+  const std::lock_guard guard(job->mutex);
+  job->complete = true;
   for (const RequestId request : job->requests) engine.cancel(request);
   return true;
 }
@@ -306,6 +334,7 @@ JobId EngineHost::submit_admitted(Job job, OnEvent on_event) {
   return state_->submit(std::move(job), std::move(on_event), true);
 }
 bool EngineHost::cancel(JobId id) { return state_->cancel(id); }
+bool EngineHost::finish(JobId id) { return state_->finish(id); }
 void EngineHost::drain(std::chrono::duration<double> most) { state_->drain(most); }
 SessionStore* EngineHost::sessions() { return state_->store ? &*state_->store : nullptr; }
 std::optional<CacheView> EngineHost::cache_view(std::string_view session) const {

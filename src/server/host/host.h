@@ -61,7 +61,7 @@ struct HostOptions {
   std::int64_t context = 0;        ///< most tokens of prompt and reply; 0: what it was trained for
   std::int64_t most_reply = 0;     ///< most tokens of a reply; 0: what the context has room for
   std::int64_t most_queued = 256;  ///< jobs that are not taken up
-  std::size_t most_queued_bytes = std::size_t{64} << 20;  ///< of their prompts
+  std::size_t most_queued_bytes = std::size_t{64} << 20;  ///< of their prompts and bodies
   bool prefix_cache = true;
   std::size_t prefix_bytes = 0;       ///< of kept beginnings; 0: a quarter of the engine's memory
   std::int64_t cut_distance = 512;    ///< between steady cuts of a prompt
@@ -114,6 +114,9 @@ class EngineHost {
   JobId submit_admitted(Job job, OnEvent on_event);
   /// The job ends with `done` events of reason `cancelled`. False where it is over.
   bool cancel(JobId id);
+  /// The job ends as if its replies had come to their end: what is written of them counts, and is
+  /// saved. False where it is over.
+  bool finish(JobId id);
   /// Refuses new jobs and waits for those that are left; what is not over then is cancelled.
   void drain(std::chrono::duration<double> most);
 

@@ -51,7 +51,7 @@ void EngineHost::State::attempt(const JobPtr& job, const std::function<void()>& 
 /// On a worker: tokens, context, session.
 void EngineHost::State::prepare(const JobPtr& job) {
   attempt(job, [&] {
-    if (job->is_cancelled()) {
+    if (!job->take()) {
       end_cancelled(job);
       return;
     }
@@ -72,7 +72,7 @@ void EngineHost::State::prepare(const JobPtr& job) {
       }
     }
     if (job->saved) {
-      lock_session(job);
+      files->post([this, job] { lock_session(job); });
     } else {
       post([this, job] { start(job); });
     }
@@ -89,9 +89,11 @@ void EngineHost::State::lock_session(const JobPtr& job) {
     const std::string& name = job->job.session;
     job->lock = store->try_lock(name);
     if (!job->lock) {
-      const std::chrono::duration<double> waited = HostJob::Clock::now() - job->submitted;
+      const auto now = HostJob::Clock::now();
+      if (!job->lock_asked) job->lock_asked = now;
+      const std::chrono::duration<double> waited = now - *job->lock_asked;
       if (waited.count() < options.lock_seconds) {
-        workers->post([this, job] { lock_session(job); }, kLockRetry);
+        files->post([this, job] { lock_session(job); }, kLockRetry);
         return;
       }
       fail(job, refusal(409, fmt::format(
@@ -123,7 +125,7 @@ void EngineHost::State::load_session(HostJob& job) {
 /// The cache has dropped what the file still holds: back to a worker.
 void EngineHost::State::load_again(const JobPtr& job) {
   job->tried = job->loads = true;
-  workers->post([this, job] {
+  files->post([this, job] {
     attempt(job, [&] {
       if (model->info().device == "cpu") load_session(*job);
       post([this, job] { start(job); });

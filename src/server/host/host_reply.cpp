@@ -197,8 +197,11 @@ void EngineHost::State::remember_reply(const HostJob& job, std::span<const std::
 
 void EngineHost::State::finished(const JobPtr& job, int choice, RequestResult result) {
   if (job->over) return;
-  const Generated& generated = result.generated;
+  Generated& generated = result.generated;
   const Job& wish = job->job;
+  if (job->complete && generated.reason == StopReason::cancelled) {
+    generated.reason = StopReason::end_token;
+  }
   const bool whole = generated.reason != StopReason::cancelled;
   if (whole) begun(*job);
   JobEvent event;
@@ -269,7 +272,7 @@ void EngineHost::State::close(const JobPtr& job) {
     job->lock.reset();
     end(*job, std::move(job->held), cancelled ? &HostCounts::cancelled : &HostCounts::finished);
   } else if (model->info().device == "cpu") {
-    workers->post([this, job] { save(job); });
+    files->post([this, job] { save(job); });
   } else {
     save(job);  // a GPU's memory is read by the thread that uses it
   }

@@ -25,20 +25,23 @@ struct HostJob {
   bool saved = false;  ///< its session is in the folder
   Clock::time_point submitted = Clock::now();
 
-  std::mutex mutex;  ///< of the next two
+  std::mutex mutex;  ///< of the next three
   bool cancelled = false;
+  bool taken = false;  ///< a worker reads the prompt
   std::vector<RequestId> requests;
 
-  std::atomic<bool> queued = true;    ///< counted among the queued
-  std::atomic<bool> running = false;  ///< counted among the running
-  std::atomic<bool> over = false;     ///< no event follows, but for those of who set it
+  std::atomic<bool> queued = true;     ///< counted among the queued
+  std::atomic<bool> running = false;   ///< counted among the running
+  std::atomic<bool> over = false;      ///< no event follows, but for those of who set it
+  std::atomic<bool> complete = false;  ///< what is written is the whole reply
 
   // Of the thread that works on it.
   std::vector<std::int32_t> tokens;
   std::unique_ptr<SessionLock> lock;
-  bool loads = false;             ///< the file holds what this server does not know
-  bool tried = false;             ///< the file was looked at
-  std::optional<Session> loaded;  ///< what the file held
+  std::optional<Clock::time_point> lock_asked;  ///< for the first time
+  bool loads = false;                           ///< the file holds what this server does not know
+  bool tried = false;                           ///< the file was looked at
+  std::optional<Session> loaded;                ///< what the file held
 
   // Of the engine's thread.
   std::vector<std::int64_t> marks;  ///< cuts at which it is kept
@@ -61,6 +64,12 @@ struct HostJob {
   bool is_cancelled() {
     const std::lock_guard guard(mutex);
     return cancelled;
+  }
+  /// Takes up the prompt; false: it was cancelled.
+  bool take() {
+    const std::lock_guard guard(mutex);
+    taken = true;
+    return !cancelled;
   }
 };
 
@@ -102,12 +111,15 @@ struct EngineHost::State {
   JobId last_id = 0;
   bool draining = false;
 
-  std::optional<TaskQueue> workers;
-  std::jthread stepper;  ///< the last to begin, the first to end
+  std::optional<TaskQueue> workers;  ///< tokenising
+  std::optional<TaskQueue> files;    ///< sessions, which must not wait for a long text
+  std::jthread stepper;              ///< the last to begin, the first to end
 
   JobId submit(Job job, OnEvent on_event, bool admitted);
   void admit(std::span<const Job> asked);
   bool cancel(JobId id);
+  bool finish(JobId id);
+  JobPtr job_find(JobId id) const;
   void drain(std::chrono::duration<double> most);
   void require_running() const;          ///< with the lock held
   void require_room(std::size_t bytes);  ///< with the lock held

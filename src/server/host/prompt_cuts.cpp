@@ -51,7 +51,10 @@ TurnTokens turn_tokens(const Tokenizer& tokenizer, const ChatTemplate& chat) {
 std::vector<std::int64_t> turn_starts(std::span<const std::int32_t> tokens,
                                       const TurnTokens& turns) {
   std::vector<std::int64_t> starts;
-  for (std::size_t at = 1; at < tokens.size(); ++at) {
+  // A token that begins every text is no turn of its own.
+  const bool led = tokens.size() > 1 && holds_token(turns.begins, tokens[1]) &&
+                   !holds_token(turns.begins, tokens[0]);
+  for (std::size_t at = led ? 2 : 1; at < tokens.size(); ++at) {
     if (holds_token(turns.begins, tokens[at]) || holds_token(turns.ends, tokens[at - 1])) {
       starts.push_back(static_cast<std::int64_t>(at));
     }

@@ -240,6 +240,10 @@ std::vector<SessionRow> SessionStore::list() const {
     rows.push_back(std::move(row));
   }
   std::ranges::sort(rows, {}, &SessionRow::name);
+  const std::lock_guard guard(mutex_);
+  std::erase_if(lengths_, [&rows](const auto& known) {
+    return !std::ranges::binary_search(rows, known.first, {}, &SessionRow::name);
+  });
   return rows;
 }
 
@@ -272,25 +276,31 @@ void SessionStore::fork(std::string_view from, std::string_view to, std::int64_t
   const std::filesystem::path target = path(to);
   if (from == to) fail_input("session \"{}\" cannot be forked into itself", from);
   // In the order of their names, so that two forks cannot wait for each other.
+  const auto begin = std::chrono::steady_clock::now();
   const auto first = lock(std::min(from, to));
-  const auto second = lock(std::max(from, to));
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+  const auto second = lock(std::max(from, to), kLockSeconds - waited.count());
   if (!stamp_of(source)) fail_missing(from);
   if (stamp_of(target)) {
     fail_busy("there is a session \"{}\" already: delete it first, or choose another name", to);
   }
   SessionRecord record = file_named(from, source, [&] { return session_read(source.native()); });
+  const std::optional<Json> text = messages(from);
   if (at_message >= 0) {
     const std::vector<std::int64_t> starts = turn_starts(record.head.tokens, turns);
+    const std::vector<std::int64_t> ends =
+        message_turns(text ? *text : Json(nullptr), turns.added, std::ssize(starts) + 1);
+    if (at_message >= std::ssize(ends)) {
+      fail_input("session \"{}\" has {} messages; it cannot be forked at message {}", from,
+                 std::ssize(ends) - 1, at_message);
+    }
     // Turn i + 1 begins where turn i ends; the first begins the conversation.
-    const std::int64_t turn = turns.added + at_message;
+    const std::int64_t turn = ends[static_cast<std::size_t>(at_message)];
     std::int64_t limit = record.head.length();
     if (turn == 0) {
       limit = 0;
     } else if (turn <= std::ssize(starts)) {
       limit = starts[static_cast<std::size_t>(turn - 1)];
-    } else if (turn > std::ssize(starts) + 1) {
-      fail_input("session \"{}\" has {} messages; it cannot be forked at message {}", from,
-                 std::max<std::int64_t>(0, std::ssize(starts) + 1 - turns.added), at_message);
     }
     const std::int64_t length = standing(record, limit);
     if (length == 0) {
@@ -301,7 +311,6 @@ void SessionStore::fork(std::string_view from, std::string_view to, std::int64_t
       record.head.pending.clear();
     }
   }
-  const std::optional<Json> text = messages(from);
   session_write(target.native(), record);
   folder_sync(folder_);
   Json kept = text ? *text : Json(nullptr);

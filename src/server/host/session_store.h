@@ -59,6 +59,8 @@ struct SessionFacts {
 
 class SessionStore {
  public:
+  static constexpr double kLockSeconds = 2;  ///< that a fork or a deletion waits for others
+
   /// Creates the folder where it is missing. Throws Error naming it.
   explicit SessionStore(std::filesystem::path folder);
 
@@ -69,7 +71,7 @@ class SessionStore {
   /// Null where another request or program holds it.
   std::unique_ptr<SessionLock> try_lock(std::string_view name) const;
   /// Tries until it is free. Throws Error (busy) after `seconds`.
-  std::unique_ptr<SessionLock> lock(std::string_view name, double seconds = 2) const;
+  std::unique_ptr<SessionLock> lock(std::string_view name, double seconds = kLockSeconds) const;
 
   // With the lock held.
   std::optional<FileStamp> stamp(std::string_view name) const;
@@ -93,7 +95,7 @@ class SessionStore {
 
   // These lock by themselves: Error (busy) where a request runs, not_found, bad_input.
   /// `at_message`: only the first so many messages, as far as the session can go back; negative:
-  /// all. An existing `to` is replaced.
+  /// all. `to` must be a new name.
   void fork(std::string_view from, std::string_view to, std::int64_t at_message,
             const TurnTokens& turns);
   /// False where there is none.

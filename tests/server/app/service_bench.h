@@ -15,8 +15,9 @@ namespace lca::test {
 
 class ServiceBench {
  public:
-  explicit ServiceBench(server::HostOptions host = HostBench::usual(), bool opened = true)
-      : host_(std::move(host)), service_(server::ServiceOptions{}) {
+  explicit ServiceBench(server::HostOptions host = HostBench::usual(), bool opened = true,
+                        server::ServiceOptions wanted = {})
+      : host_(std::move(host)), service_(std::move(wanted)) {
     server::ServerOptions options;
     options.port = 0;
     service_.configure(options);

@@ -177,6 +177,35 @@ TEST(Service, TooManyRequestsAreToldWhenToComeAgain) {
   EXPECT_GE(refused, 3);
 }
 
+TEST(Service, LargeBodiesAreParsedAsideAndOnlySoManyBytesOfThem) {
+  HostGate gate;
+  server::ServiceOptions wanted;
+  wanted.log_prompts = true;
+  wanted.log = [&gate](std::string_view line) {
+    if (line.size() > 100'000) gate.pass();
+  };
+  wanted.most_aside_bytes = 150'000;
+  ServiceBench bench(HostBench::usual(), true, std::move(wanted));
+  Json large = chat_body("hi");
+  large["user"] = std::string(200'000, 'x');  // ignored
+  RawClient first(bench.port());
+  first.send(ServiceBench::post_bytes("/v1/chat/completions", large.dump()));
+  ASSERT_TRUE(gate.wait_arrival());
+  const RawReply openai = bench.post("/v1/chat/completions", large);
+  EXPECT_EQ(openai.status, 429);
+  EXPECT_EQ(Json::parse(openai.body)["error"]["type"], "rate_limit_error") << openai.body;
+  const RawReply anthropic = bench.post("/v1/messages", large);
+  EXPECT_EQ(anthropic.status, 429);
+  EXPECT_EQ(Json::parse(anthropic.body)["type"], "error");
+  EXPECT_EQ(anthropic.headers.at("retry-after"), "2");
+  // What needs no room is served all the while.
+  EXPECT_EQ(bench.post("/v1/chat/completions", chat_body("hi")).status, 200);
+  EXPECT_EQ(bench.get("/v1/sessions").status, 404);  // it keeps none
+  gate.open();
+  EXPECT_EQ(first.reply().status, 200);
+  EXPECT_EQ(bench.post("/v1/chat/completions", large).status, 200);
+}
+
 TEST(Service, SessionsAreListedForkedAndDeleted) {
   const std::string folder = testing::TempDir() + "/lca_service_sessions";
   std::filesystem::remove_all(folder);

@@ -142,6 +142,29 @@ TEST(Host, TooMuchIsRefusedBeforeItIsTokenised) {
   EXPECT_EQ(bench.run(HostBench::ids(10, 4))->status(), 200);
 }
 
+TEST(Host, WhatCameBesideThePromptIsQueuedToo) {
+  HostOptions options = without_cache();
+  options.most_queued_bytes = 4000;
+  std::mutex gate;
+  options.hooks.prompt = [&gate](const Job& job) {
+    const std::lock_guard guard(gate);
+    return std::get<std::vector<std::int32_t>>(job.prompt);
+  };
+  HostBench bench(options);
+  Job large = HostBench::ids(10, 1);
+  large.body_bytes = 3000;
+  std::shared_ptr<Events> events;
+  {
+    const std::lock_guard guard(gate);
+    events = bench.submit(large);
+    EXPECT_EQ(bench.host.counts().queued_bytes, 3000u);
+    EXPECT_THROW(bench.submit(large), ApiException);
+    EXPECT_THROW(bench.host.admit(std::vector{large}), ApiException);
+  }
+  EXPECT_TRUE(events->wait());
+  EXPECT_EQ(bench.host.counts().queued_bytes, 0u);
+}
+
 TEST(Host, DrainingEndsWhatRunsAndRefusesTheRest) {
   HostBench bench;
   const auto running = bench.submit(HostBench::ids(50, 1, 20));

@@ -337,6 +337,12 @@ TEST(Prefix, CutsFollowFromTheTokensBeforeThem) {
   EXPECT_EQ(cuts, (std::vector<std::int64_t>{40, 64, 128, 192, 200, 256}));
   const auto marks = server::marks_wanted(tokens, cuts, turns, 64, 0);
   EXPECT_EQ(marks, (std::vector<std::int64_t>{40, 64, 192, 200, 256}));
+  // A token that begins every text is no turn of its own.
+  const auto starts = server::turn_starts(tokens, turns);
+  tokens.insert(tokens.begin(), 0);
+  auto later = server::turn_starts(tokens, turns);
+  for (auto& start : later) --start;
+  EXPECT_EQ(later, starts);
 }
 
 }  // namespace

@@ -3,8 +3,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <gmock/gmock.h>
+
+#include <atomic>
 #include <thread>
 
+#include "server/host/conversation.h"
 #include "server/host/host_bench.h"
 
 namespace lca::test {
@@ -12,6 +16,7 @@ namespace {
 
 using server::HostOptions;
 using server::Job;
+using server::Json;
 using server::SessionStore;
 
 TEST(HostSessions, NamesCannotLeaveTheFolder) {
@@ -214,6 +219,72 @@ TEST(HostSessions, ForksAndDeletesAndTellsWhatASessionHolds) {
   EXPECT_TRUE(store.remove("b"));
   EXPECT_FALSE(store.remove("b"));
   EXPECT_EQ(store.list().size(), 2u);
+}
+
+TEST(HostSessions, AReplyThatIsFinishedEarlyIsSaved) {
+  const ScratchFolder folder;
+  HostBench bench(with_sessions(folder));
+  Job job = named({{"user", "a"}}, "s");
+  job.generate.max_tokens = 2000;
+  auto events = std::make_shared<Events>();
+  std::atomic<server::JobId> id = 0;
+  std::atomic<bool> asked = false;
+  id = bench.host.submit(job, [&](server::JobEvent event) {
+    const bool piece = event.kind == server::JobEvent::Kind::piece;
+    events->add(std::move(event));
+    if (piece && id != 0 && !asked.exchange(true)) {
+      EXPECT_TRUE(bench.host.finish(id));
+    }
+  });
+  ASSERT_TRUE(events->wait());
+  const auto& last = events->last();
+  EXPECT_EQ(last.reason, StopReason::end_token);
+  EXPECT_LT(last.usage.completion, 2000);
+  EXPECT_FALSE(bench.host.finish(id));
+  EXPECT_EQ(bench.host.sessions()->facts("s").tokens, last.usage.prompt + last.usage.completion);
+  EXPECT_TRUE(bench.host.sessions()->messages("s").has_value());
+  EXPECT_EQ(bench.host.counts().finished, 1);
+  EXPECT_EQ(bench.host.counts().cancelled, 0);
+}
+
+TEST(HostSessions, AForkAtAMessageCountsTurnsAsTheTemplateWritesThem) {
+  using server::message_turns;
+  const auto talk = [](const std::vector<std::string>& roles) {
+    Json list = Json::array();
+    for (const std::string& role : roles) list.push_back({{"role", role}, {"content", "a"}});
+    return Json{{"messages", list}};
+  };
+  using Turns = std::vector<std::int64_t>;
+  EXPECT_EQ(message_turns(talk({"system", "user", "assistant"}), 1, 3), (Turns{0, 1, 2, 3}));
+  // The template writes its own message of the system.
+  EXPECT_EQ(message_turns(talk({"user", "assistant"}), 1, 3), (Turns{1, 2, 3}));
+  const Json called = talk({"user", "assistant", "tool", "tool", "assistant"});
+  EXPECT_EQ(message_turns(called, 0, 5), (Turns{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(message_turns(called, 0, 4), (Turns{0, 1, 2, 3, 3, 4}));  // it joins results of tools
+  EXPECT_EQ(message_turns(nullptr, 1, 3), (Turns{1, 2, 3}));
+  EXPECT_EQ(message_turns(nullptr, 3, 1), (Turns{1}));
+  EXPECT_EQ(message_turns(talk({}), 0, 1), (Turns{0}));
+}
+
+TEST(HostSessions, AnEchoKeepsNoneAndSummariesOfWholePromptsNeither) {
+  const ScratchFolder folder;
+  HostOptions options = with_sessions(folder);
+  {
+    HostBench bench(options);
+    Job job = HostBench::ids(40, 3);
+    job.echo = true;
+    job.session = "s";
+    EXPECT_THROW(bench.submit(job), server::ApiException);
+    EXPECT_TRUE(bench.host.sessions()->list().empty());
+  }
+  for (Settings& layer : options.session.settings) layer.summary = Summary::prompt;
+  try {
+    const HostBench bench(options);
+    FAIL() << "sessions would not be kept";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::bad_input);
+    EXPECT_THAT(error.what(), testing::HasSubstr("--summary"));
+  }
 }
 
 TEST(HostSessions, AFileOfAnotherModelIsRefusedAndStays) {

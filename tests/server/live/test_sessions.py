@@ -128,7 +128,7 @@ def test_sigterm_lets_a_reply_end_and_saves_it(serving, tmp_path):
     next(stream.chunks())
     server.process.send_signal(signal.SIGTERM)
     assert len(stream.text()) > 100
-    assert server.stop() == 0
+    assert server.process.wait(40) == 0  # a second signal would end it at once
     server.start()
     assert names_of(server)["last"]["tokens"] > 300
 
