@@ -46,6 +46,9 @@ enum class LoraRows : std::uint8_t { few, many };
 void lora_down(const LoraPanels& lora, LoraRows kind, std::int64_t panel, const float* x,
                std::int64_t rows, float* t, std::int64_t stride) noexcept;
 
+/// Prefetches what lora_up reads of B.
+void lora_up_prefetch(const LoraPanels& lora, std::int64_t first, std::int64_t end) noexcept;
+
 /// y[m · stride + n] += row n of B · row m of t, for n = first (a multiple of 16) … end − 1. Rows
 /// of t are `t_stride` apart.
 void lora_up(const LoraPanels& lora, const float* t, std::int64_t t_stride, std::int64_t rows,

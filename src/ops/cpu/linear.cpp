@@ -53,6 +53,8 @@ namespace {
 
 /// Up to so many rows a weight row is unpacked and dotted; beyond, oneDNN's blocking wins.
 constexpr std::int64_t kFewRows = 12;
+/// Weight rows whose part of an adapter's B is prefetched at once.
+constexpr std::int64_t kPrefetchRows = 4 * kStripRows;
 /// How the rows of a weight are shared out, in units of so many: first long pieces, then short ones
 /// of nearly equal length.
 struct Cut {
@@ -303,8 +305,12 @@ void few_rows(Context& context, std::span<const Product> group, const Scratch& s
         if (w.strips) wait_for(rounds_left);
         for (const RowPiece& piece : scratch.rows.few) {
           float* out = product.out + piece.first * w.rows;
-          if (w.strips) {
-            strips_dot(w, first, first + count, piece.quantised, piece.rows, out, w.rows);
+          // An adapter's B arrives while the weight is multiplied, a part at a time.
+          const std::int64_t part = product.lora.empty() ? count : kPrefetchRows;
+          for (std::int64_t n = first; n < first + count && w.strips; n += part) {
+            const std::int64_t end = std::min(n + part, first + count);
+            if (!product.lora.empty()) lora_up_prefetch(product.lora, n, end);
+            strips_dot(w, n, end, piece.quantised, piece.rows, out, w.rows);
           }
         }
         for (std::int64_t n = first; n < first + count && !w.strips; ++n) {

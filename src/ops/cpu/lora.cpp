@@ -27,6 +27,16 @@ using cpu::HWY_NAMESPACE::DF;
 using cpu::HWY_NAMESPACE::LoadAs;
 using cpu::HWY_NAMESPACE::VF;
 
+/// What is read kAhead bytes after some columns of A.
+template <int kColumns, typename T>
+HWY_INLINE void lines_prefetch(const T* columns) {
+  constexpr int kAhead = 8192, kLine = 64;
+  constexpr int kBytes = kColumns * static_cast<int>(kLoraLanes * sizeof(T));
+  const auto* from = reinterpret_cast<const std::byte*>(columns) + kAhead;
+#pragma GCC unroll 4
+  for (int at = 0; at < kBytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
+}
+
 /// kRows rows of x with one panel of A, each sum in kChains parts.
 template <int kRows, int kChains, typename T>
 HWY_INLINE void PanelRows(const T* a, std::int64_t in, float scale, const float* x, float* t,
@@ -46,6 +56,8 @@ HWY_INLINE void PanelRows(const T* a, std::int64_t in, float scale, const float*
     };
     std::int64_t k = 0;
     for (; k + kChains <= in; k += kChains) {
+      // For few rows A comes from memory, more slowly than it is multiplied.
+      if constexpr (kChains > 1) lines_prefetch<kChains>(a + k * kLoraLanes);
 #pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c) add(k + c, c);
     }
@@ -232,6 +244,13 @@ LoraPanels lora_arrange(const PackedMatrix& a, const PackedMatrix& b, float scal
 void lora_down(const LoraPanels& lora, LoraRows kind, std::int64_t panel, const float* x,
                std::int64_t rows, float* t, std::int64_t stride) noexcept {
   HWY_DYNAMIC_DISPATCH(LoraDown)(lora, kind, panel, x, rows, t, stride);
+}
+
+void lora_up_prefetch(const LoraPanels& lora, std::int64_t first, std::int64_t end) noexcept {
+  const auto row = static_cast<std::int64_t>(dtype_bytes(lora.type)) * lora.rank;
+  for (std::int64_t at = first * row; at < end * row; at += 64) {
+    __builtin_prefetch(lora.b + at, 0, 2);
+  }
 }
 
 void lora_up(const LoraPanels& lora, const float* t, std::int64_t t_stride, std::int64_t rows,
