@@ -39,7 +39,11 @@ def train(arm, options):
                               cwd=options.data, stdout=file, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
         return f"{arm} failed; see {log}"
-    shutil.copytree(options.data / output / "adapter", options.adapters / arm, dirs_exist_ok=True)
+    draft, target = options.adapters / f".{arm}", options.adapters / arm
+    for folder in (draft, target):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(options.data / output / "adapter", draft)
+    draft.rename(target)  # an adapter that is there is whole
     print(f"{arm}: {time.time() - began:.0f} s, {options.adapters / arm}", flush=True)
     return None
 

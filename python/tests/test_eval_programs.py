@@ -1,5 +1,6 @@
 """The programs of the evidence that need a GPU for their numbers: what they do around them needs none."""
 
+import json
 import os
 import random
 import re
@@ -100,6 +101,85 @@ def test_an_arm_that_fails_names_its_log_and_the_others_go_on(trained, tmp_path)
     assert "out of memory" in log.read_text()
     assert not (tmp_path / "adapters" / "dense").exists() and (tmp_path / "adapters" / "window" / "told").exists()
     assert trained("base-dense").returncode == 2  # has no recipe
+
+
+# --- eval/run.py ---
+
+#: In place of lca: `lca eval everyday` of two prompts, or one that takes too long.
+LCA = '''#!/usr/bin/env python3
+import json, os, pathlib, sys, time
+results = pathlib.Path(sys.argv[sys.argv.index("--results") + 1])
+if "window" in str(results):
+    pathlib.Path("began").touch()
+    time.sleep(600)
+assert sys.argv[1:3] == ["eval", "everyday"]
+results.write_text("".join(json.dumps(line) + "\\n" for line in
+                           ({}, {"prompt": 1, "tokens": 4, "kl": 0.25}, {"prompt": 0, "tokens": 2, "kl": 0.5})))
+print("{}")
+'''
+
+
+@pytest.fixture
+def whole(trained, tmp_path):
+    """eval/run.py with both stubs."""
+    (tmp_path / "lca").write_text(LCA)
+    (tmp_path / "lca").chmod(0o755)
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, str(EVAL / "run.py"), *arguments, "--data", "data", "--lca", "lca", "--texts", "texts",
+             "--out", "out", "--parts", "everyday"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "stub")}, capture_output=True, text=True,
+            check=False)
+    return run
+
+
+def test_arms_are_trained_and_measured_and_what_is_there_is_kept(whole, tmp_path):
+    done = whole("base-dense", "lca", "dense", "--set", "tokens=1K")
+    out = tmp_path / "out"
+    assert done.returncode == 1 and done.stderr == f"run: training dense failed; see {out}/dense.log\n"
+    assert "lca: trained" in done.stdout and "base-dense: trained" not in done.stdout
+    for arm in ("base-dense", "lca"):
+        assert json.loads((out / "results" / f"{arm}.json").read_text())["everyday"] == {"tokens": [2, 4], "kl": [0.5, 0.25]}
+    assert not (out / "results" / "dense.json").exists()
+    assert "--set=tokens=1K" in (out / "adapters" / "lca" / "told").read_text()
+    (out / "adapters" / "lca" / "told").write_text("trained before")
+    assert whole("lca").returncode == 0 and (out / "adapters" / "lca" / "told").read_text() == "trained before"
+
+
+def test_a_run_ends_in_time(whole, tmp_path):
+    done = whole("window", "lca", "--jobs", "1", "--seconds", "4")
+    assert (tmp_path / "began").exists(), done.stderr  # it was in the middle of something
+    told = "measuring window was ended, its time was up; training lca was ended, its time was up"
+    assert done.returncode == 1 and done.stderr == f"run: {told}\n"
+    assert (tmp_path / "out" / "adapters" / "window" / "told").exists()
+
+
+# --- eval/mean.py ---
+
+
+def test_the_mean_of_adapters_is_one(tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    def adapter(name, value, group=16):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file({"a": torch.full((2, 3), value, dtype=torch.bfloat16)}, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "lca.json").write_text(json.dumps({"group": group, "window": 8}))
+        return folder
+
+    def mean(*folders):
+        return subprocess.run([sys.executable, str(EVAL / "mean.py"), *map(str, folders)], capture_output=True, text=True,
+                              check=False)
+    one, two, other = adapter("one", 1.0), adapter("two", 2.5), adapter("other", 2.5, group=8)
+    assert mean(tmp_path / "out", one, two).returncode == 0
+    made = load_file(tmp_path / "out" / "adapter_model.safetensors")["a"]
+    assert made.dtype == torch.bfloat16 and torch.equal(made, torch.full((2, 3), 1.75, dtype=torch.bfloat16))
+    assert (tmp_path / "out" / "lca.json").read_text() == (one / "lca.json").read_text()
+    assert "is there already" in mean(tmp_path / "out", one, two).stderr
+    assert f"{other}/lca.json differs from the first in group" in mean(tmp_path / "new", one, other).stderr
 
 
 # --- eval/layers.py ---
