@@ -5,7 +5,7 @@
                     [--parts needle,long,ruler,held-out,general,everyday] [--tasks NAMES] [--seed N] [--work DIR]
                     [--out FILE] [--small]
 
-Arms and their flags are in eval/arms.json. TEXTS is what eval/text/collect.py and windows.py made (data/, windows/).
+Arms and their flags are in eval/arms.json. TEXTS is what eval/text/prepare.py made (data/, windows/).
 Every part is a command of `lca eval` with a results file under --work: an interrupted measurement goes on where it
 stopped. FILE (eval/results/ARM.json) has one number a sample: eval/tables.py makes the tables from these files.
 """

@@ -3,7 +3,7 @@
 
     eval/train.py ARM … --data FOLDER [--adapters DIR] [--jobs 2] [--set KEY=VALUE …]
 
-Arms and their recipes are in eval/arms.json, FOLDER has what eval/text/mixes.py made. A step of 16K tokens keeps a
+Arms and their recipes are in eval/arms.json, FOLDER has what eval/text/prepare.py made. A step of 16K tokens keeps a
 GPU busy for little more than half of the time; runs side by side fill it, the better where NVIDIA's MPS, which is
 started where it is found, lets their kernels run together (three runs on an H200: 280K tokens a second). DIR gets a
 folder for each adapter, where eval/measure.py looks for them; logs and curves stay in FOLDER/runs/ARM. The same command

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import subprocess
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ sys.path += [str(ROOT / "eval" / "text"), str(ROOT / "eval" / "chat")]
 
 import collect  # noqa: E402
 import page_text  # noqa: E402
+import prepare  # noqa: E402
 import prompts  # noqa: E402
 import sample  # noqa: E402
 import windows  # noqa: E402
@@ -131,3 +133,44 @@ def test_scripts_explain_themselves(name, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         module.main()
     assert end.value.code == 0 and "usage" in capsys.readouterr().out
+
+
+def prepared(folder, *arguments):
+    return subprocess.run([sys.executable, str(ROOT / "eval" / "text" / "prepare.py"), str(folder), *arguments],
+                          capture_output=True, text=True, check=False)
+
+
+def test_recipes_find_the_folders_that_are_prepared():
+    yaml = pytest.importorskip("yaml")
+    for path in (ROOT / "python" / "lca" / "finetune" / "recipes").glob("smollm2*.yaml"):
+        recipe = yaml.safe_load(path.read_text())
+        named = [stage["data"] for stage in recipe.get("stages", [])]
+        named += [each["data"] for each in recipe.get("evaluation", {}).get("sets", {}).values()]
+        folders = {folder for each in named for folder in (each.values() if isinstance(each, dict) else [each])}
+        assert folders <= set(prepare.STEPS), path.name
+
+
+def test_steps_run_in_order_once_and_failures_are_told(tmp_path):
+    done = prepared(tmp_path, "--steps", "prompts", "--share", "0.01")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("prompts: ") and len((tmp_path / "prompts.jsonl").read_text().splitlines()) == 82
+    again = prepared(tmp_path, "--steps", "prompts", "--share", "0.01")
+    assert again.returncode == 0 and again.stdout == ""
+    failed = prepared(tmp_path, "--steps", "windows", "prompts", "packed-heldout", "--share", "0.02")
+    assert failed.returncode == 1 and failed.stderr.startswith("prepare: packed-heldout: ")
+    assert len((tmp_path / "prompts.jsonl").read_text().splitlines()) == 164  # another command is another result
+    assert prepared(tmp_path, "--share", "0").returncode == 2
+
+
+def test_packed_text_and_mixtures_follow_one_another(tmp_path, smollm2):
+    words = "The keeper wrote down the wind, the height of the sea and every ship that passed. "
+    for split, label in (("train", "fiction"), ("train", "nonfiction"), ("train", "documentation")):
+        folder = tmp_path / "data" / split / label
+        folder.mkdir(parents=True)
+        (folder / "one.txt").write_text("\n\n".join(f"{number}. {words * 3}" for number in range(400)))
+    (tmp_path / "replies.jsonl").write_text(json.dumps({"messages": [
+        {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}]}) + "\n")
+    done = prepared(tmp_path, "--steps", "packed-small", "packed-chat", "packed-settle", "mixed-settle", "--share", "0.002")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "mixed-settle" / "manifest.json").read_text())
+    assert told and [line.split(":")[0] for line in done.stdout.splitlines()][-2:] == ["packed-settle", "mixed-settle"]
