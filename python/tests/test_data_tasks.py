@@ -104,6 +104,16 @@ def test_names_are_no_words_of_ruler_and_numbers_have_many_lengths():
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
+def test_every_task_is_made_whatever_the_row_has_room_for(name):
+    for cap in (1, 2, 3, 8, 48, 97, 98, 200, 400):  # of rows of some 256 tokens to 64K
+        for seed in range(5):
+            task = tasks.Maker(random.Random(seed), cap, VALUES).make(name)
+            assert task.name == name and (task.turns or task.passages)
+            if name == "facts":
+                assert min(cap, max(2, min(cap // 2, 24))) <= len(task.plants) <= min(cap, 48)
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
 @pytest.mark.parametrize("chat", [0.0, 1.0])
 def test_a_row_has_its_length_and_marks_its_answers(name, chat):
     for seed in range(12):

@@ -144,7 +144,7 @@ class Maker:
 
     def facts(self) -> Task:
         """Several facts, all asked for: one question after another, or one for all."""
-        count = self._count(max(2, self._cap // 2), 48)
+        count = self._count(max(2, min(self._cap // 2, 24)), 48)  # a row of 32K has room for more than 48
         together = 1 < count <= 8 and self._draw.random() < 0.4
         facts, plants = self._facts(count, not together)
         self._draw.shuffle(facts)
