@@ -22,7 +22,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 TASKS = "several=8,fact=0.7,distractors=1.2,values=0.5,chain=0.3,passage=0.7,recite=2"
-PLANTED = f"--tasks {TASKS} --density 0.6"
+PLANTED = f"--tasks {TASKS} --groups 4,8,16,32,64"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +65,17 @@ STEPS = {
     "packed-chat": dataclasses.replace(packing("packed-chat", "chat=replies.jsonl,field=messages", extra="--epochs 3"),
                                        after=("replies",)),
     "packed-settle": Step("lca.data join packed-settle packed-small packed-chat", ("packed-small", "packed-chat")),
-    "mixed-1024": mixture("mixed-1024", "packed", 11 * M, f"--length 1024 --task-share 0.9 {PLANTED} --seed 1"),
-    "mixed-4096": mixture("mixed-4096", "packed", 7 * M, f"--length 4096 --task-share 0.9 {PLANTED} --seed 2"),
-    "mixed-8192": mixture("mixed-8192", "packed", 18 * M, f"--length 8192 --task-share 0.9 {PLANTED} --seed 3"),
+    # Parts of the text that share nothing. Beyond 8K tokens only answers are learned, so all rows of 32K have tasks.
+    "mixed-1024": mixture("mixed-1024", "packed", 11 * M,
+                          f"--length 1024 --part 0-0.18 --task-share 0.9 {PLANTED} --density 0.6 --seed 1"),
+    "mixed-4096": mixture("mixed-4096", "packed", 7 * M,
+                          f"--length 4096 --part 0.18-0.295 --task-share 0.9 {PLANTED} --density 0.6 --seed 2"),
+    "mixed-8192": mixture("mixed-8192", "packed", 18 * M,
+                          f"--length 8192 --part 0.295-0.59 --task-share 0.9 {PLANTED} --density 0.6 --seed 3"),
     "mixed-32768": mixture("mixed-32768", "packed", 14 * M,
-                           f"--length 32768 --task-share 0.85 --tasks {TASKS} --density 0.4 --seed 6"),
+                           f"--length 32768 --part 0.59-0.82 --task-share 1 {PLANTED} --density 0.4 --seed 6"),
     "mixed-settle": mixture("mixed-settle", "packed-settle", 16 * M,
-                            f"--length 8192 --task-share 0.5 {PLANTED} --seed 9"),
+                            f"--length 8192 --task-share 0.5 {PLANTED} --density 0.6 --seed 9"),
     "heldout-1024": mixture("heldout-1024", "packed-heldout", 300_000, "--length 1024"),
     "heldout-8192": mixture("heldout-8192", "packed-heldout", M, "--length 8192"),
 }

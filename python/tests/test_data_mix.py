@@ -214,6 +214,23 @@ def test_the_text_must_be_of_the_same_tokenizer(packed, tmp_path):
         mix(packed, tmp_path / "out", options(), Other())
 
 
+def test_mixtures_of_other_parts_share_no_text(packed, tmp_path):
+    text = Packed(packed)
+    seen = []
+    for number, part in enumerate(((0.0, 0.3), (0.3, 1.0))):
+        mixer = Mixer(text, TOKENIZER, options(1024, part=part, task_share=0.0, seed=number))
+        found = {mixer.text_row(row)[0].tobytes() for row in range(2 * mixer.text_rows)}
+        assert len(found) == mixer.text_rows
+        seen.append(found)
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == text.row_count(1024)
+    with pytest.raises(ValueError, match="this part of them, less than a row"):
+        Mixer(text, TOKENIZER, options(1024, part=(0.0, 0.001)))
+    with pytest.raises(ValueError, match="begins and ends"):
+        options(part=(0.5, 0.2)).check()
+    with pytest.raises(SystemExit):
+        main(["mix", str(packed), str(tmp_path / "out"), "--length", "1024", "--part", "0.5"])
+
+
 def test_the_command_line_mixes_and_shows(packed, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["mix", str(packed), out, "--length", "2048", "--tokens", "8K", "--tasks", "facts=1", "--json"]) == 0

@@ -175,6 +175,16 @@ def test_a_chain_leads_from_the_value_to_each_name():
                 assert name in text
 
 
+def test_some_lists_of_facts_differ_in_keys_and_values_alone():
+    alike = lists = 0
+    for seed in range(200):
+        task = tasks.Maker(random.Random(seed), 20, VALUES).make("distractors")
+        ends = {plant.text[plant.values[0][1]:][-12:] for plant in task.plants}
+        lists += len(task.plants) >= 4
+        alike += len(task.plants) >= 4 and len(ends) == 1
+    assert 0.25 * lists < alike < 0.6 * lists
+
+
 def test_passages_are_repeated_word_for_word():
     for seed in range(20):
         row = make("passage", seed=seed)

@@ -79,6 +79,15 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def _part(text: str) -> tuple[float, float]:
+    """0.2-0.5."""
+    try:
+        first, last = text.split("-")
+        return float(first), float(last)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not FROM-TO, as in 0.2-0.5") from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lca.data", description="Training data: packs text into tokens, "
                                      "plants retrieval tasks, compares held-out text.")
@@ -134,6 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     onto.add_argument("folder", metavar="OUT", help="where the rows go")
     onto.add_argument("--length", type=int, required=True, metavar="N", help="tokens of a row")
     onto.add_argument("--tokens", type=_amount, default=0, metavar="N", help="how many (default: as many as the text)")
+    onto.add_argument("--part", type=_part, default=(0.0, 1.0), metavar="A-B",
+                      help="use that part of the text: mixtures of 0-0.4 and 0.4-1 share none (0-1)")
     onto.add_argument("--task-share", type=float, default=0.5, metavar="P", help="rows with tasks (0.5)")
     onto.add_argument("--chat-share", type=float, default=0.7, metavar="P",
                       help="rows with tasks that are in chat format, the others are plain (0.7)")
@@ -194,7 +205,7 @@ def _mix(args: argparse.Namespace) -> tuple[dict[str, Any], str, int]:
     rows = RowOptions(args.length, args.tasks, args.values, args.chat_share, args.first_share, args.groups, args.sink,
                       args.density)
     count = -(-args.tokens // args.length)
-    options = MixOptions(rows, count, args.task_share, args.seed, args.shard_tokens)
+    options = MixOptions(rows, count, args.task_share, args.seed, args.part, args.shard_tokens)
     tokenizer = tokenizer_open(args.tokenizer) if args.tokenizer else None
     told = mix(args.text, args.folder, options, tokenizer, args.progress)
     return told, mix_page(told) + f"\nThis page: {args.folder}/statistics.md", 0

@@ -1,7 +1,7 @@
 """Plants retrieval tasks into packed text: rows of one length, with tasks or without.
 
-Row r of the result uses row r of the text in an order drawn by the seed, so that no text is used twice before all of
-it was used once. All of a row depends on the seed and its number.
+Row r of the result uses row r of the text, or of a part of it, in an order drawn by the seed, so that no text is used
+twice before all of it was used once. All of a row depends on the seed and its number.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class MixOptions:
     count: int = 0  #: rows; 0: as many as the text has
     task_share: float = 0.5  #: of rows
     seed: int = 0
+    part: tuple[float, float] = (0.0, 1.0)  #: of the text, from its beginning: mixtures of other parts share no text
     shard_tokens: int = 1 << 24
 
     def check(self) -> None:
@@ -37,6 +38,8 @@ class MixOptions:
             raise ValueError("the share of tasks is between 0 and 1")
         if self.count < 0 or self.shard_tokens < 1:
             raise ValueError("rows and tokens of a shard are positive")
+        if not 0 <= self.part[0] < self.part[1] <= 1:
+            raise ValueError("a part of the text begins and ends between 0 and 1")
 
 
 class Mixer:
@@ -45,9 +48,11 @@ class Mixer:
     def __init__(self, text: Packed, tokenizer: Tokenizer, options: MixOptions) -> None:
         options.check()
         self._text, self._options, self._length = text, options, options.rows.length
-        self.text_rows = text.row_count(self._length)
+        self._first, beyond = (round(share * text.row_count(self._length)) for share in options.part)
+        self.text_rows = beyond - self._first
         if not self.text_rows:
-            raise ValueError(f"{text.path} has {text.tokens} tokens, less than a row of {self._length}")
+            part = "" if options.part == (0.0, 1.0) else ", and this part of them"
+            raise ValueError(f"{text.path} has {text.tokens} tokens{part}, less than a row of {self._length}")
         form = chat_form(tokenizer) if options.rows.chat_share > 0 else None
         self._maker = RowMaker(tokenizer, form, options.rows)
         self._begin = len(tokenizer.begin())
@@ -69,7 +74,7 @@ class Mixer:
         if self._order is None or self._order[0] != epoch:
             draw = numpy.random.default_rng([self._options.seed, epoch])
             self._order = epoch, draw.permutation(self.text_rows)
-        return int(self._order[1][at])
+        return self._first + int(self._order[1][at])
 
     def text_row(self, number: int) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
         """Ids, kinds and documents of a row without a task."""

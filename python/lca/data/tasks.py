@@ -126,13 +126,18 @@ class Maker:
         return Turn(question, reply.rstrip("\n"), answers)
 
     def _facts(self, count: int, eventful: bool = True) -> tuple[list[Fact], list[Plant]]:
-        """Facts and what is planted of them; some are events, if they may be."""
-        keys, found = words.keys(self._draw, count), words.values(self._draw, count, self._kinds)
+        """Facts and what is planted of them; some are events, if they may be. Some lists are alike in all but keys and
+        values, so that nothing else tells one from another."""
+        alike = count > 1 and self._draw.random() < ALIKE
+        kinds = {self._draw.choices(list(self._kinds), list(self._kinds.values()))[0]: 1.0} if alike else self._kinds
+        keys, found = words.keys(self._draw, count), words.values(self._draw, count, kinds)
         facts: list[Fact] = []
         plants = []
+        event, said = None, ""
         for key, value in zip(keys, found):
-            event = phrases.event(self._draw) if eventful and self._draw.random() < EVENTS else None
-            said = event[0] if event else self._wording(templates.STATEMENTS, phrases.statement)
+            if not said or not alike:
+                event = phrases.event(self._draw) if eventful and self._draw.random() < EVENTS else None
+                said = event[0] if event else self._wording(templates.STATEMENTS, phrases.statement)
             facts.append((key, value, event))
             plants.append(self._plant(said, key, value, self._draw.random()))
         return facts, plants
@@ -263,6 +268,8 @@ class Maker:
 COMPOSED = 0.7
 #: Share of facts that something happened, where it makes no difference.
 EVENTS = 0.4
+#: Share of lists of facts that are all of one wording.
+ALIKE = 0.4
 #: Characters that a fact takes, with its question and reply, and those around a question.
 FACT_SIZE, TURN_SIZE = 220, 40
 #: What `several` is made of, and how often.
