@@ -77,9 +77,11 @@ def overload(soak, length=2000, reply=16, queue=32):
     seconds = 60 * soak.minutes_of(row, 10)
     prompts = prompts_make(24, length)
     bodies = [streamed(prompt, reply, ignore_eos=True) for prompt in prompts]
+    # Read, and nothing more: the first token comes with the end of the prompt.
+    readings = [streamed(prompt, 1, ignore_eos=True) for prompt in prompts]
 
-    async def capacity(server, right, span):
-        """Requests a second in a closed loop that keeps the queue half full."""
+    async def capacity(server, bodies, right, span):
+        """Requests a second in a closed loop that keeps the queue half full, and replies that were wrong."""
         end, done = time.monotonic() + span, []
 
         async def client(at):
@@ -121,21 +123,24 @@ def overload(soak, length=2000, reply=16, queue=32):
     # One thread computes: the client that measures has the other core.
     flags = ["--threads", "1", "--prefix-cache", "off", "--queue", str(queue), "--batch", "8"]
     with soak.serving(soak.checkpoint("slow"), *flags, log="overload") as server:
-        right = [server.complete(body["prompt"], max_tokens=reply, ignore_eos=True)["choices"][0]["text"]
-                 for body in bodies]
-        rate, wrong = asyncio.run(capacity(server, right, max(10, min(60, seconds / 4))))
-        soak.say(f"overload: the machine answers {rate:.2f} requests a second")
+        right, right_firsts = ([server.complete(prompt, max_tokens=count, ignore_eos=True)["choices"][0]["text"]
+                                for prompt in prompts] for count in (reply, 1))
+        span = max(10, min(60, seconds / 4))
+        reads, wrong_reads = asyncio.run(capacity(server, readings, right_firsts, span))
+        rate, wrong = asyncio.run(capacity(server, bodies, right, span))
+        soak.say(f"overload: the machine reads {reads:.2f} prompts a second and answers {rate:.2f} requests")
         with Watch(server) as watch:
             asked = asyncio.run(flood(server, 2 * rate))
     taken = [(one, at) for one, at in asked if one.status == 200]
     refused = [one for one, _ in asked if one.status == 429]
-    wrong += sum(one.text != right[at] for one, at in taken)
-    row.told("answered a second, alone", f"{rate:.2f}")
+    wrong += wrong_reads + sum(one.text != right[at] for one, at in taken)
+    row.told("prompts read a second, requests answered a second", f"{reads:.2f}, {rate:.2f}")
     row.told("asked, answered, refused", f"{len(asked):,}, {len(taken):,}, {len(refused):,}")
     row.equal("neither 200 nor 429", len(asked) - len(taken) - len(refused), 0)
     row.below("429, p99", 1000 * percentile([one.seconds for one in refused], 0.99), 50, " ms")
-    row.below("time to first token, p99", percentile([one.first_piece or 1e9 for one, _ in taken], 0.99),
-              1.5 * queue / rate, " s")
+    firsts = [one.first_piece or 1e9 for one, _ in taken]
+    row.told("time to first token, median and largest", f"{percentile(firsts, 0.5):.3g} s, {max(firsts):.3g} s")
+    row.below("time to first token, p99", percentile(firsts, 0.99), 1.5 * queue / reads, " s")
     row.equal("wrong texts", wrong, 0)
     memory_row(row, watch)
     return row
