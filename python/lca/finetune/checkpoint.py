@@ -112,9 +112,12 @@ def checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def leftovers_remove(folder: pathlib.Path) -> None:
-    """Removes what a killed run had begun to write."""
+    """Removes what a killed run had begun to write: folders, and files such as curves.svg.part."""
     for each in folder.glob(f"*{_PART}"):
-        shutil.rmtree(each)
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
 
 
 def checkpoint_read(path: pathlib.Path) -> dict[str, Any]:
