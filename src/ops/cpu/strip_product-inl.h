@@ -21,8 +21,8 @@ using Floats = Isa::Floats;
 // A type says what a block is: kRuns of 32 columns, kScales for each, kBytes, and where scales and
 // quants are.
 
-/// How many bytes ahead of what is read are prefetched. Processors foresee a stream within a page of
-/// 4 KiB, and some too late: a Xeon with AMX reads twice as fast with one thread.
+/// How many bytes ahead of what is read are prefetched. Processors foresee a stream within a page
+/// of 4 KiB, and some too late: a Xeon with AMX reads twice as fast with one thread.
 constexpr int kAhead = 8192;
 
 /// a and b of a run, for each of its scales.
