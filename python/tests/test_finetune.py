@@ -21,13 +21,14 @@ from tiny_models import ARCHITECTURES, SMALL, VOCABULARY, tiny  # noqa: E402
 
 import lca  # noqa: E402
 from lca.data import ANSWER, Packed  # noqa: E402
+from lca.engine import NAMES  # noqa: E402
 from lca.finetune import ConfigError, config_parse, config_read, finetune, losses  # noqa: E402
 from lca.finetune.checkpoint import folder_written, leftovers_remove  # noqa: E402
 from lca.finetune.__main__ import main  # noqa: E402
 from lca.finetune.config import Random  # noqa: E402
 from lca.finetune.curriculum import Curriculum, Place, rate_at  # noqa: E402
 from lca.finetune.loop import Trainer  # noqa: E402
-from lca.finetune.models import student_make  # noqa: E402
+from lca.finetune.models import HUB, student_make  # noqa: E402
 from lca.finetune.reading import RECIPES, configs_read  # noqa: E402
 from lca.finetune.report import STEP_COLUMNS, Report, Table  # noqa: E402
 
@@ -366,6 +367,19 @@ def test_a_stage_leaves_an_adapter_with_its_settings(folder, tmp_path):
     assert json.loads((tmp_path / "run/adapter/lca.json").read_text())["sink"] == 2
 
 
+@pytest.mark.parametrize("model", [*HUB, "model.gguf"])
+def test_an_adapter_names_a_base_that_transformers_can_load(folder, tmp_path, monkeypatch, model):
+    monkeypatch.chdir(tmp_path)  # where no folder has the name
+
+    def named():
+        config = config_parse(parts.settings(folder, tmp_path / "run", model=model))
+        return student_make(config, folder / "base", False).model.peft_config["default"].base_model_name_or_path
+    assert named() == HUB.get(model, str(folder / "base"))
+    (tmp_path / model).mkdir()
+    assert named() == str(folder / "base")
+    assert set(HUB) == set(NAMES)
+
+
 # --- runs ---
 
 
@@ -388,8 +402,11 @@ def test_a_killed_run_goes_on_bit_for_bit(folder, tmp_path, capsys):
     draft = tmp_path / "killed" / "checkpoints" / "step-00000006.part"  # as if killed while it was written
     draft.mkdir()
     (draft / "state.json").write_text("{")
+    for name in ("curves.svg.part", "log.csv.part"):  # these are files
+        (tmp_path / "killed" / name).write_text("half of")
     capsys.readouterr()
     finetune(config_parse(content), as_json=True)
+    assert not list((tmp_path / "killed").rglob("*.part"))
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert events[0]["step"] == 4 and [event["step"] for event in events if event["event"] == "step"] == [5, 6]
     whole, killed = losses_of(tmp_path / "whole"), losses_of(tmp_path / "killed")
@@ -505,8 +522,10 @@ def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
         (draft / "file").write_text("third")
         raise KeyError
     assert (target / "file").read_text() == "second"
+    (tmp_path / "curves.svg.part").touch()
+    (tmp_path / "link.part").symlink_to(target)
     leftovers_remove(tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == ["result"]
+    assert [each.name for each in tmp_path.iterdir()] == ["result"] and (target / "file").exists()
 
 
 def test_a_table_goes_on_after_a_torn_row(tmp_path):

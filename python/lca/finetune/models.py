@@ -16,6 +16,9 @@ from lca.finetune.curriculum import knobs_last
 from lca.finetune.losses import Student
 from lca.patching import override, patch
 
+#: What names of models are called where transformers and PEFT fetch models from: an adapter says what it is for.
+HUB = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+
 
 def _line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).split("\n")[0]
@@ -82,7 +85,7 @@ def student_make(config: Config, folder: pathlib.Path, bf16: bool) -> Student:
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if config.lora is not None:
-        model = _adapted(model, config, bf16)
+        model = _adapted(model, config, folder, bf16)
     student = Student(model, config.loss.chunk, teacher, config.loss.reach)
     if config.init is not None:
         weights_begin(student, pathlib.Path(config.init))
@@ -131,7 +134,7 @@ def _compile(layers: Any, backend: str) -> None:
         layer.compile(backend=backend, dynamic=False)
 
 
-def _adapted(model: Any, config: Config, bf16: bool) -> Any:
+def _adapted(model: Any, config: Config, folder: pathlib.Path, bf16: bool) -> Any:
     try:
         import peft
     except ImportError:
@@ -142,7 +145,8 @@ def _adapted(model: Any, config: Config, bf16: bool) -> Any:
         adapted = peft.get_peft_model(model, options)
     except ValueError as error:
         raise ConfigError(f"lora.targets: {_line(error)}") from None
-    adapted.peft_config["default"].base_model_name_or_path = config.model
+    named = config.model in HUB and not os.path.exists(config.model)
+    adapted.peft_config["default"].base_model_name_or_path = HUB[config.model] if named else str(folder)
     if bf16:  # autocast chooses the type; PEFT would copy every input to float32 first
         for module in adapted.modules():
             if hasattr(module, "cast_input_dtype_enabled"):
