@@ -2,14 +2,15 @@
 """Measures one arm of the comparison of adapters and keeps what the tables need, sample by sample.
 
     eval/measure.py ARM --lca build/release/bin/lca --texts TEXTS --adapters DIR [--model smollm2] [--device cuda]
-                    [--parts needle,long,ruler,held-out,general,everyday] [--tasks NAMES] [--seed N] [--work DIR]
-                    [--out FILE] [--small]
+                    [--parts needle,long,ruler,held-out,general,everyday] [--tasks NAMES] [--words DIR] [--squad FILE]
+                    [--hotpotqa FILE] [--seed N] [--work DIR] [--out FILE] [--small]
 
 Arms and their flags are in eval/arms.json. TEXTS is what eval/text/prepare.py made (data/, windows/).
 Every part is a command of `lca eval` with a results file under --work: an interrupted measurement goes on where it
 stopped. FILE (eval/results/ARM.json) has one number a sample: eval/tables.py makes the tables from these files.
 """
 import argparse
+import csv
 import json
 import pathlib
 import shlex
@@ -20,12 +21,26 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 PARTS = ("needle", "long", "ruler", "held-out", "general", "everyday")
 RANGES = "1K,4K,8K"
+WINDOW = 1024  # of all arms
 
 
 def depths(length, window, count):
     """Shares of a text, evenly spaced, at which a fact is condensed when the reply begins."""
     most = (length - window - 256) / length
     return ",".join(f"{most * i / (count - 1):.4f}" for i in range(count))
+
+
+def place_wanted(settings):
+    """Where all needles are to be when the reply begins; a model with dense attention has condensed nothing."""
+    layers = settings if isinstance(settings, list) else [settings]
+    return "inside" if all(layer["method"] == "dense" for layer in layers) else "outside"
+
+
+def documents_of(path, split):
+    """{window: the document that it was cut from}; the essays were joined before."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return {row["window"]: "essays" if row["text"].startswith("essays from ") else row["text"]
+                for row in csv.DictReader(file) if row["split"] == split}
 
 
 def lines_of(path):
@@ -60,12 +75,18 @@ class Measurement:
         return [word for folder in folders for word in ("--text", str(folder))]
 
     def needle(self, name, cells):
-        """{length: {keys: {"depths": […], "hits": "1011…"}}}, in the order of depth and sample."""
+        """{length: {keys: {"depths": […], "places": […], "hits": "1011…"}}}, in the order of depth and sample."""
         found = {}
         for length, keys, levels, samples in cells:
-            rows, _ = self.run(f"{name}-{length}", "needle", *self.haystacks(), "--lengths", str(length), "--keys", keys,
-                               "--depths", depths(length, 1024, levels), "--samples", str(samples), "--seed",
-                               str(self.options.seed))
+            rows, told = self.run(f"{name}-{length}", "needle", *self.haystacks(), "--lengths", str(length), "--keys",
+                                  keys, "--depths", depths(length, WINDOW, levels), "--samples", str(samples), "--seed",
+                                  str(self.options.seed))
+            wanted = place_wanted(told["settings"])
+            others = {row["place"] for row in rows} - {wanted}
+            if others:
+                raise SystemExit(f"measure.py: {name}-{length}: not all needles are {wanted}, some are "
+                                 f"{' or '.join(sorted(others))}: the depths are for windows of {WINDOW} tokens and "
+                                 "groups of up to 64")
             for count in sorted({row["keys"] for row in rows}):
                 some = sorted((row for row in rows if row["keys"] == count),
                               key=lambda row: (row["depth"], row["sample"]))
@@ -92,13 +113,15 @@ class Measurement:
         return {"scores": found, "skipped": {row["task"]: row["skipped"] for row in told["rows"] if row["skipped"]}}
 
     def perplexity(self, split):
-        """Mean −ln p of every range of every window."""
+        """Mean −ln p of every range of every window, and the windows' documents."""
         _, told = self.run(split, "perplexity", "--file", str(self.options.texts / "windows" / split), "--length", "8K",
                            "--ranges", RANGES, "--precision", "bf16")
-        windows = told["windows"][:2] if self.options.small else told["windows"]
-        return {"ranges": [[each["from"], each["to"]] for each in windows[0]["by_range"]],
-                "windows": {window["document"].split("/")[-1]: [round(each["nll"], 6) for each in window["by_range"]]
-                            for window in windows}}
+        listed = told["windows"][:2] if self.options.small else told["windows"]
+        windows = {window["document"].split("/")[-1]: [round(each["nll"], 6) for each in window["by_range"]]
+                   for window in listed}
+        documents = documents_of(self.options.texts / "windows" / "windows.csv", split)
+        return {"ranges": [[each["from"], each["to"]] for each in listed[0]["by_range"]], "windows": windows,
+                "documents": {window: documents[window] for window in windows}}
 
     def everyday(self):
         rows, _ = self.run("everyday", "everyday", "--prompts", str(HERE / "prompts_everyday.txt"))

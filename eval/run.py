@@ -2,7 +2,8 @@
 """Trains arms of the comparison of adapters and measures each as soon as it is trained, several at a time.
 
     eval/run.py ARM … --data FOLDER --lca build/cuda/bin/lca --texts TEXTS --out OUT [--jobs 3] [--seconds N]
-                [--parts NAMES] [--tasks NAMES] [--seed N] [--small] [--device cuda] [--set KEY=VALUE …]
+                [--parts NAMES] [--tasks NAMES] [--words DIR] [--squad FILE] [--hotpotqa FILE] [--seed N] [--small]
+                [--device cuda] [--set KEY=VALUE …]
 
 eval/train.py and eval/measure.py do the work and explain FOLDER and TEXTS; arms without a recipe are only measured. OUT
 has all there is to keep, as soon as it is known: OUT/adapters/ARM, OUT/results/ARM.json, and a log for each arm. After
@@ -22,6 +23,7 @@ import time
 import train
 
 HERE = pathlib.Path(__file__).resolve().parent
+RULER_TEXTS = ("words", "squad", "hotpotqa")  # what RULER reads besides the essays
 
 
 class Run:
@@ -53,13 +55,14 @@ class Run:
                 return self.problem(name, "training", log)
             print(f"{name}: trained in {time.time() - began:.0f} s", flush=True)
         flags = ["--small"] if options.small else []
-        for flag in ("parts", "tasks"):
+        for flag in ("parts", "tasks", *RULER_TEXTS):
             if getattr(options, flag):
                 flags += [f"--{flag}", getattr(options, flag)]
         began = time.time()
+        result = options.out / "results" / f"{name}.json"
         if not self.command([HERE / "measure.py", name, "--lca", options.lca, "--texts", options.texts, "--adapters",
-                             adapters, "--work", options.out / "work", "--out", options.out / "results" / f"{name}.json",
-                             "--seed", options.seed, "--model", options.model, "--device", options.device, *flags], log):
+                             adapters, "--work", options.out / "work", "--out", result, "--seed", options.seed, "--model",
+                             options.model, "--device", options.device, *flags], log):
             return self.problem(name, "measuring", log)
         print(f"{name}: measured in {time.time() - began:.0f} s", flush=True)
         return None
@@ -78,8 +81,9 @@ class Run:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arms", nargs="+", choices=list(train.ARMS))
-    for name in ("data", "lca", "texts", "out"):
-        parser.add_argument(f"--{name}", type=lambda path: pathlib.Path(os.path.abspath(path)), required=True)
+    for name in ("data", "lca", "texts", "out", *RULER_TEXTS):
+        parser.add_argument(f"--{name}", type=lambda path: pathlib.Path(os.path.abspath(path)),
+                            required=name not in RULER_TEXTS)
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--model", default="smollm2")

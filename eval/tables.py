@@ -3,9 +3,10 @@
 
     eval/tables.py [--results eval/results] [--tasks NAMES]
 
-Intervals are of 95 %: Clopper and Pearson's for needles (one-sided lower bound), a bootstrap over windows, prompts or
-samples for the rest; differences are paired, since every arm reads the same prompts and windows. RULER's mean is over
---tasks, chosen before the report was run; all tasks are listed.
+Intervals are of 95 %: Clopper and Pearson's for needles (one-sided lower bound), a bootstrap over documents, prompts or
+samples for the rest. Differences are paired, since every arm reads the same prompts and windows. Windows of one
+document are alike, so documents are drawn, each with all its windows. RULER's mean is over --tasks, chosen before the
+report was run; all tasks are listed.
 """
 import argparse
 import json
@@ -50,6 +51,11 @@ def mean(values):
     return math.fsum(values) / len(values)
 
 
+def mean_of_all(lists):
+    """Of the numbers in all lists."""
+    return mean([number for each in lists for number in each])
+
+
 def table(head, rows):
     line = "| " + " | ".join(head) + " |\n|" + " --- |" + " ---: |" * (len(head) - 1) + "\n"
     return line + "".join("| " + " | ".join(row) + " |\n" for row in rows)
@@ -59,22 +65,33 @@ def needles(arms, part, titles):
     cells = sorted({(int(n), int(k)) for arm in arms.values() for n, keys in arm.get(part, {}).items() for k in keys})
     rows = []
     for name, arm in arms.items():
-        row = [titles[name]]
+        row, places = [titles[name]], set()
         for n, k in cells:
-            hits = arm.get(part, {}).get(str(n), {}).get(str(k), {}).get("hits")
-            row.append(f"{hits.count('1')} of {len(hits)} (≥ {100 * lower_bound(hits.count('1'), len(hits)):.1f} %)"
-                       if hits else "–")
-        if any(cell != "–" for cell in row[1:]):
+            cell = arm.get(part, {}).get(str(n), {}).get(str(k))
+            if cell is None:
+                row.append("–")
+                continue
+            places.update(cell["places"])
+            hits, count = cell["hits"].count("1"), len(cell["hits"])
+            row.append(f"{hits} of {count} (≥ {100 * lower_bound(hits, count):.1f} %)")
+        if places == {"inside"}:  # dense attention: nothing leaves a window
+            row[0] += ": the same prompts"
+        elif places and places != {"outside"}:
+            raise SystemExit(f"tables: {name}, {part}: needles are {' and '.join(sorted(places))}")
+        if places:
             rows.append(row)
     head = [f"{n // 1024}K, " + ("one key" if k == 1 else f"one of {k}") for n, k in cells]
     return table(["needles outside the window", *head], rows) if rows else ""
 
 
 def perplexity(arms, split, titles, against):
-    """Perplexity by range, and its change against an arm, window by window."""
+    """Perplexity by range, and its change against an arm, window by window; the interval is over documents."""
     known = {name: arm[split] for name, arm in arms.items() if split in arm}
     if not known:
         return ""
+    for name, found in known.items():
+        if "documents" not in found:
+            raise SystemExit(f"tables: {name}, {split}: the windows' documents are missing; measure it again")
     ranges = next(iter(known.values()))["ranges"]
     rows = []
     for name, found in known.items():
@@ -83,15 +100,19 @@ def perplexity(arms, split, titles, against):
             text = f"{math.exp(mean([each[at] for each in found['windows'].values()])):.3f}"
             base = known.get(against)
             if base and name != against:
-                gaps = [each[at] - base["windows"][window][at] for window, each in found["windows"].items()
-                        if window in base["windows"]]
-                low, high = bootstrap(gaps, mean)
-                change = (100 * math.expm1(x) for x in (mean(gaps), low, high))
+                gaps = {}  # of each document
+                for window, each in found["windows"].items():
+                    if window in base["windows"]:
+                        gap = each[at] - base["windows"][window][at]
+                        gaps.setdefault(found["documents"][window], []).append(gap)
+                gaps = list(gaps.values())
+                change = (100 * math.expm1(x) for x in (mean_of_all(gaps), *bootstrap(gaps, mean_of_all)))
                 text += " ({:+.1f} %: {:+.1f} … {:+.1f})".format(*change)
             row.append(text)
         rows.append(row)
-    count = len(next(iter(known.values()))["windows"])
-    head = [f"{split} text, {count} windows"] + [f"tokens {a if a > 1 else 0}–{b - 1}" for a, b in ranges]
+    first = next(iter(known.values()))
+    sizes = f"{len(first['windows'])} windows of {len(set(first['documents'].values()))} documents"
+    head = [f"{split} text, {sizes}"] + [f"tokens {a if a > 1 else 0}–{b - 1}" for a, b in ranges]
     return table(head, rows)
 
 
@@ -111,7 +132,7 @@ def ruler(arms, titles, chosen, against):
             row = [titles[name], f"**{100 * mean([mean(here[task]) for task in mine]):.1f}**"]
             base = known.get(against, {}).get(length)
             if base and name != against and all(task in base for task in mine):
-                gaps = {task: [a - b for a, b in zip(here[task], base[task])] for task in mine}
+                gaps = {task: [a - b for a, b in zip(here[task], base[task], strict=True)] for task in mine}
                 draw = random.Random(0)
                 drawn = sorted(mean([mean(draw.choices(gap, k=len(gap))) for gap in gaps.values()])
                                for _ in range(REPEATS))
@@ -140,16 +161,19 @@ def everyday(arms, titles):
 def sweep(path):
     """Short runs from one adapter, one thing changed in each."""
     told = json.loads(path.read_text())
-    cells = sorted({cell for row in told["rows"] for cell in row["needles"]}, key=lambda cell: [*map(int, cell.split("/"))])
+    cells = sorted({cell for row in told["rows"] for cell in row["needles"]},
+                   key=lambda cell: [*map(int, cell.split("/"))])
     cells = [cell for cell in cells if sum(cell in row["needles"] for row in told["rows"]) > 1]
-    spelled = [f"{int(n) // 1024}K, {'one key' if k == '1' else f'one of {k}'}" for n, k in (c.split("/") for c in cells)]
+    spelled = [f"{int(n) // 1024}K, {'one key' if k == '1' else f'one of {k}'}"
+               for n, k in (cell.split("/") for cell in cells)]
     foreign = ["other wordings"] if any("wordings" in row for row in told["rows"]) else []
     rows = []
     for row in told["rows"]:
         found = [row["needles"].get(cell) for cell in cells]
         held = row.get("held_out", {})
         if foreign:
-            counts = [pair for name, pair in row.get("wordings", {}).items() if not name.startswith(("training", "passage"))]
+            counts = [pair for name, pair in row.get("wordings", {}).items()
+                      if not name.startswith(("training", "passage"))]
             found.append([sum(each) for each in zip(*counts)] if counts else None)
         rows.append([row["title"], *("–" if each is None else f"{each[0]} of {each[1]}" for each in found),
                      f"{row['general']['4096-8192']:.2f}",
@@ -162,6 +186,9 @@ def tables(folder, chosen=()):
     order = json.loads((HERE / "arms.json").read_text())
     arms = {name: json.loads((folder / f"{name}.json").read_text()) for name in order
             if (folder / f"{name}.json").exists()}
+    seeds = sorted({arm["seed"] for arm in arms.values()})
+    if len(seeds) > 1:
+        raise SystemExit(f"tables: the arms read different prompts, of seeds {', '.join(map(str, seeds))}")
     titles = {name: order[name]["title"] for name in order}
     parts = [needles(arms, "needle", titles), needles(arms, "long", titles)]
     parts += [perplexity(arms, split, titles, against) for split in ("general", "held-out")

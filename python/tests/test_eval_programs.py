@@ -105,13 +105,18 @@ def test_an_arm_that_fails_names_its_log_and_the_others_go_on(trained, tmp_path)
 
 # --- eval/run.py ---
 
-#: In place of lca: `lca eval everyday` of two prompts, or one that takes too long.
+#: In place of lca: `lca eval everyday` of two prompts, or one that takes too long; `ruler` of one, which says what it
+#: was given.
 LCA = '''#!/usr/bin/env python3
 import json, os, pathlib, sys, time
 results = pathlib.Path(sys.argv[sys.argv.index("--results") + 1])
 if "window" in str(results):
     pathlib.Path("began").touch()
     time.sleep(600)
+if sys.argv[1:3] == ["eval", "ruler"]:
+    results.write_text('{}\\n{"task": "vt", "length": 4096, "index": 0, "score": 0.5}\\n')
+    print(json.dumps({"rows": [{"task": "arguments", "skipped": " ".join(sys.argv[3:])}]}))
+    sys.exit()
 assert sys.argv[1:3] == ["eval", "everyday"]
 results.write_text("".join(json.dumps(line) + "\\n" for line in
                            ({}, {"prompt": 1, "tokens": 4, "kl": 0.25}, {"prompt": 0, "tokens": 2, "kl": 0.5})))
@@ -128,7 +133,7 @@ def whole(trained, tmp_path):
     def run(*arguments):
         return subprocess.run(
             [sys.executable, str(EVAL / "run.py"), *arguments, "--data", "data", "--lca", "lca", "--texts", "texts",
-             "--out", "out", "--parts", "everyday"],
+             "--out", "out", *([] if "--parts" in arguments else ["--parts", "everyday"])],
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "stub")}, capture_output=True, text=True,
             check=False)
     return run
@@ -145,6 +150,18 @@ def test_arms_are_trained_and_measured_and_what_is_there_is_kept(whole, tmp_path
     assert "--set=tokens=1K" in (out / "adapters" / "lca" / "told").read_text()
     (out / "adapters" / "lca" / "told").write_text("trained before")
     assert whole("lca").returncode == 0 and (out / "adapters" / "lca" / "told").read_text() == "trained before"
+
+
+def test_rulers_tasks_and_texts_reach_the_measurement(whole, tmp_path):
+    done = whole("base-dense", "--parts", "ruler", "--tasks", "vt", "--words", "lists", "--squad", "dev.json",
+                 "--hotpotqa", "hotpot.json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "out" / "results" / "base-dense.json").read_text())["ruler"]
+    assert measured["scores"] == {"4096": {"vt": [0.5]}}
+    given = measured["skipped"]["arguments"]
+    for flag, name in (("words", "lists"), ("squad", "dev.json"), ("hotpotqa", "hotpot.json")):
+        assert f"--{flag} {tmp_path}/{name}" in given
+    assert "--tasks vt" in given
 
 
 def test_a_run_ends_in_time(whole, tmp_path):
