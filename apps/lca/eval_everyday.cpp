@@ -33,9 +33,9 @@ constexpr const char* kEverydayExamples =
     "mean over all tokens of the replies; intervals (95 %) are over prompts.\n"
     "\n"
     "Examples:\n"
-    "  lca eval everyday smollm2 --adapter path/to/adapter\n"
+    "  lca eval everyday smollm2                   with the adapter that comes with the name\n"
     "  lca eval everyday smollm2 --adapter path/to/adapter --prompts mine.txt -n 64 --json\n"
-    "  lca eval everyday smollm2 --group 16 --window 64             without an adapter";
+    "  lca eval everyday smollm2 --adapter none --group 16 --window 64      the method alone";
 
 struct EverydayFlags {
   ModelFlags model;

@@ -229,6 +229,21 @@ TEST(Compare, NeedlesArePairedByDepthAndQuestion) {
   expect_error([&] { eval::results_compare(one, other); }, {"seed"}, ErrorKind::incompatible);
 }
 
+TEST(Compare, RulersTasksInOtherChatFormatsAreRefused) {
+  auto one = results_of({{"vt", 0, 1.0}});
+  auto other = one;
+  one.header["chat_format"] = "chatml";
+  expect_error([&] { eval::results_compare(one, other); }, {"chat_format", "chatml"},
+               ErrorKind::incompatible);
+  other.header["chat_format"] = "none";
+  for (const bool swapped : {false, true}) {
+    expect_error([&] { eval::results_compare(swapped ? other : one, swapped ? one : other); },
+                 {"other prompts", "chat_format", "chatml", "none"}, ErrorKind::incompatible);
+  }
+  other.header.update({{"chat_format", "chatml"}, {"seed", 7}});  // hashes tell prompts apart
+  EXPECT_EQ(eval::results_compare(one, other).rows.size(), 1u);
+}
+
 TEST(Compare, FilesWithoutACommonSampleAreRefused) {
   expect_error(
       [] {
