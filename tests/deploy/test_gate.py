@@ -29,10 +29,10 @@ started = []
 
 
 class Server:
-    """Answers every request with the same bytes, then closes, or waits for the client to leave."""
+    """Answers every request with the same bytes, after a while, then closes, or waits for the client to leave."""
 
-    def __init__(self, reply, waits=False):
-        self.reply, self.waits = reply, waits
+    def __init__(self, reply, waits=False, after=0):
+        self.reply, self.waits, self.after = reply, waits, after
         self.requests, self.left, self.port = [], asyncio.Event(), None
 
     async def start(self):
@@ -46,6 +46,7 @@ class Server:
         length = next((int(line.split(b":")[1]) for line in head.lower().split(b"\r\n")
                        if line.startswith(b"content-length")), 0)
         self.requests.append(head + await reader.readexactly(length))
+        await asyncio.sleep(self.after)
         writer.write(self.reply)
         if self.waits:
             await reader.read()
@@ -174,6 +175,15 @@ class GateTest(unittest.IsolatedAsyncioTestCase):
                 reply = await Cluster(good=good, bad=bad).ask(body=chat(str(word)))
                 self.assertEqual((reply.status, reply.body), (200, b"fine"))
 
+    async def test_a_server_that_is_lost_after_long_work_is_replaced_too(self):
+        # Longer than a request waits for a replica: a reply that is not streamed has no byte before its end.
+        for late in (b"", plain(503, b"draining")):
+            good, bad = await Server(plain(200, b"fine")).start(), await Server(late, after=0.7).start()
+            cluster = Cluster(good=good, bad=bad)
+            replies = await asyncio.gather(*(cluster.ask(body=chat(str(word))) for word in range(6)))
+            self.assertEqual({(reply.status, reply.body) for reply in replies}, {(200, b"fine")})
+            self.assertTrue(bad.requests)
+
     async def test_an_actor_that_dies_is_replaced(self):
         cluster = Cluster(good=await Server(plain(200, b"fine")).start(), bad=None)
         cluster.died.add("bad")
@@ -186,6 +196,10 @@ class GateTest(unittest.IsolatedAsyncioTestCase):
         reply = await Cluster(**servers).ask(body=chat())
         self.assertEqual(reply.status, 502)
         self.assertEqual(sum(len(server.requests) for server in servers.values()), 2)
+        slow = {name: await Server(b"", after=0.7).start() for name in "abcd"}
+        reply = await Cluster(**slow).ask(body=chat())
+        self.assertEqual(reply.status, 502)
+        self.assertEqual(sum(len(server.requests) for server in slow.values()), 2)
 
     async def test_a_change_of_a_session_is_not_sent_twice(self):
         servers = {name: await Server(b"").start() for name in "ab"}

@@ -84,6 +84,7 @@ class Gate:
         key = routing_key(method, path, dict(request["headers"]), request["body"], self.first)
         # What is asked twice: all but changes of sessions, where the second answer would be another.
         repeats = method in ("GET", "HEAD", "OPTIONS") or not path.startswith("/v1/sessions")
+        # How long a request waits for a replica; the time that it spends at one does not count.
         deadline = time.monotonic() + self.replica_wait
         avoid, held, lost = [], None, 0
         while True:
@@ -106,6 +107,7 @@ class Gate:
                     held = (status, headers, await collect(messages))
                     finished = True
                     avoid.append(name)
+                    deadline = time.monotonic() + self.replica_wait
                     continue
                 await self.stream(messages, status, headers, path, send)
                 finished = True
@@ -118,6 +120,8 @@ class Gate:
                 lost += sent
                 if sent and (lost == MOST_LOST or not repeats):
                     return await self.refuse(send, path, 502, f"the replica is gone: {error}")
+                if sent:
+                    deadline = time.monotonic() + self.replica_wait
                 if first_failed(error):
                     avoid.clear()
                 if time.monotonic() >= deadline:
