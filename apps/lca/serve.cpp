@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "interrupt.h"
 #include "model_flags.h"
+#include "models/model_state.h"
 #include "server/app/service.h"
 #include "server/http/request_log.h"
 #include "server/http/server.h"
@@ -39,6 +40,10 @@ constexpr const char* kServeExamples =
 
 /// Of a session: each holds a window of exact tokens, in memory and on disk.
 constexpr std::size_t kMarks = 3;
+
+/// With --compare the dense instance takes one part in so many of the memory: it answers the page's
+/// second column, the other instance everybody.
+constexpr std::size_t kCompareParts = 4;
 
 struct ServeFlags {
   ModelFlags model;
@@ -75,7 +80,8 @@ void flags_add(CLI::App& app, ServeFlags& flags) {
   flags.name.add(app, "--name", "NAME", "the model's name in replies (default: MODEL's)");
   app.add_flag("--strict-model", flags.strict, "404 for requests that name another model");
   app.add_flag("--compare", flags.compare,
-               "a second, dense instance without adapter, for the page's two columns");
+               "a second, dense instance without adapter, for the page's two columns; it takes a "
+               "quarter of --memory and --prefix-memory");
   flags.log.add(app, "--log", "FILE", "where requests are logged (default: standard error)");
   app.add_flag("--log-prompts", flags.log_prompts, "log bodies of requests too");
   flags.drain.add(app, "--drain", "SECONDS", "how long a stop waits for running requests", "30");
@@ -161,6 +167,16 @@ std::string served_name(const ServeFlags& flags) {
   return path.extension() == ".gguf" ? path.stem().string() : path.filename().string();
 }
 
+/// Both instances together take what one would take alone.
+void memory_divide(server::HostOptions& options, server::HostOptions& dense, const Model& model) {
+  std::size_t& all = options.engine.memory_bytes;
+  if (all == 0) all = model.state().backend->memory_free();
+  dense.engine.memory_bytes = all / kCompareParts;
+  dense.prefix_bytes = options.prefix_bytes / kCompareParts;
+  all -= dense.engine.memory_bytes;
+  options.prefix_bytes -= dense.prefix_bytes;
+}
+
 void models_open(const ServeFlags& flags, server::Service& service) {
   const server::HostOptions wanted = host_options(flags);
   const std::string name = served_name(flags);
@@ -178,6 +194,7 @@ void models_open(const ServeFlags& flags, server::Service& service) {
       layer.method = MethodKind::dense;
       layer.positions = Positions::token;
     }
+    memory_divide(options, dense, *model);
     compare = std::make_unique<server::ServedModel>(name + "-dense", base, flags.model.threads(),
                                                     std::move(dense));
   }

@@ -204,3 +204,16 @@ def test_an_empty_key_is_no_key(models):
     done = subprocess.run([PROGRAM, "serve", models["llama"], "--port", "0", "--api-key", ""], capture_output=True,
                           text=True, timeout=60)
     assert done.returncode == 2 and "--api-key is empty" in done.stderr
+
+
+@pytest.mark.parametrize("flags, limit, dense", [
+    # A quarter is the dense instance's; of either part a quarter is for kept beginnings, or what is said.
+    (("--memory", "128MiB"), 72, 24), (("--memory", "192MiB", "--prefix-memory", "64MiB"), 96, 32),
+    (("--memory", "128MiB", "--prefix-cache", "off"), 96, 32)])
+def test_two_instances_take_the_memory_of_one(serving, flags, limit, dense):
+    server = serving("slow", "--compare", *flags)
+    assert server.metrics()["lca_memory_limit_bytes"] == limit * 2**20
+    reply = server.post("/v1/completions", {"model": "tiny-slow-dense", "prompt": "x", "max_tokens": 60000})
+    assert reply.status == 400 and f" {dense}.0 MiB are there" in reply.message(), reply.body
+    for name in ("tiny-slow", "tiny-slow-dense"):
+        assert server.complete("short", model=name)["model"] == name
