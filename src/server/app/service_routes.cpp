@@ -95,10 +95,15 @@ Json facts_json(const SessionFacts& facts) {
           {"dense_bytes", facts.dense_bytes}};
 }
 
-/// Tokens of a condensed group; 0 for a method without.
+/// Tokens of a condensed group, the smallest of all layers, since facts are of the layer with the
+/// most groups; 0 for a method without.
 std::int64_t group_size(const ServedModel& model) {
-  const Settings& first = model.settings().front();
-  return first.method == MethodKind::lca ? first.group : 0;
+  std::int64_t smallest = 0;
+  for (const Settings& layer : model.settings()) {
+    if (layer.method != MethodKind::lca) continue;
+    smallest = smallest == 0 ? layer.group : std::min(smallest, layer.group);
+  }
+  return smallest;
 }
 
 }  // namespace

@@ -45,6 +45,23 @@ TEST(Service, SaysThatItIsLoadingUntilItHasAModel) {
   EXPECT_EQ(bench.get("/health").status, 200);
 }
 
+TEST(Service, ThePageIsToldOfTheGroupsThatACacheIsShownIn) {
+  server::HostOptions options = HostBench::usual();
+  Settings coarse = small_settings();
+  coarse.group = 8;
+  options.session.settings = {coarse, small_settings()};
+  ServiceBench bench(options);
+  const int group = Json::parse(bench.get("/page-config").body)["group"].get<int>();
+  EXPECT_EQ(group, 4);
+  Json body = chat_body(long_text(200));
+  body["metadata"] = {{"session", "ada"}};
+  ASSERT_EQ(bench.post("/v1/chat/completions", body).status, 200);
+  const Json cache = Json::parse(bench.get("/cache/ada").body);
+  const auto count = [&](const char* name) { return cache[name].get<int>(); };
+  EXPECT_GT(count("groups"), 20);
+  EXPECT_EQ(count("tokens"), count("sink") + count("groups") * group + count("window"));
+}
+
 TEST(Service, StreamsTheTextThatItSendsWhole) {
   ServiceBench bench(without_prefix());
   for (int turn = 0; turn < 3; ++turn) {
