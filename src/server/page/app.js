@@ -5,7 +5,7 @@ import { cache_clear, cache_load, cache_watch, figures_show } from "./cache.js";
 import { dialog_ask, key_ask, settings_wire } from "./dialogs.js";
 import { document_read, drops_accept } from "./documents.js";
 import { make } from "./format.js";
-import { reply_stream, wire_count } from "./reply.js";
+import { columns_cut, reply_stream, wire_count } from "./reply.js";
 import { config_load, error_show, server_watch } from "./server.js";
 import { sessions_merge, sessions_show } from "./sessions.js";
 import { announce, notice, part, state } from "./state.js";
@@ -116,7 +116,7 @@ async function question_send() {
 }
 
 function reply_run(index) {
-  if (state.running) return null;
+  if (state.running || state.config === null) return null;
   const { conversation } = state;
   const run = { controller: new AbortController(), begun: false, progress: null, conversation, index };
   state.running = run;
@@ -127,11 +127,14 @@ function reply_run(index) {
 async function reply_follow(run) {
   const { conversation, index } = run;
   const message = conversation.messages[index];
+  const columns = columns_cut(message, state.config);
   notice("");
   conversation_show();
   buttons_update();
   scroll_down();
   part("question").focus();
+  const partial_keep = () => partial_write(conversation.name, index, message);
+  partial_keep();  // in place of an older reply's
   await conversation_keep(conversation);
   sessions_load();
 
@@ -146,22 +149,24 @@ async function reply_follow(run) {
     run.begun = true;
     cache_watch(run);
   };
-  const error = await reply_stream(conversation, index, state.config, state.settings, run.controller.signal, {
+  const { signal } = run.controller;
+  const error = await reply_stream(conversation, index, columns, state.config, state.settings, signal, {
     begin: (target) => {
       begin();
-      if (target === message) {
+      if (target === columns[0]) {
         progress_show(run, null);
         announce("The reply begins.");
       }
     },
     progress: (target, progress) => {
       if (progress.queued === undefined) begin();
-      if (target === message) progress_show(run, progress);
+      if (target === columns[0]) progress_show(run, progress);
     },
+    end: partial_keep,  // the other column may write nothing for long
     change: () => {
       if (Date.now() - kept > PARTIAL_MS) {
         kept = Date.now();
-        partial_write(conversation.name, index, message);
+        partial_keep();
       }
       if (frame === 0) {
         frame = requestAnimationFrame(() => {
@@ -186,7 +191,7 @@ async function reply_follow(run) {
   figures_show(message);
   if (follow) scroll_down();
   if (error) error_show(error);
-  else announce(message.cut ? "The reply was stopped." : "The reply is complete.");
+  else announce(columns.some((column) => column.cut) ? "The reply was stopped." : "The reply is complete.");
   // The server drops what a reply that did not end had read, unless the session was saved before.
   if (message.cut && message.cut !== "length") state.cached.delete(conversation.name);
   await sessions_load();

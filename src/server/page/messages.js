@@ -42,11 +42,12 @@ class Column {
   }
 }
 
-/** actions: {fork(index), resume(index), edit(index)}; names: {model, continues}: of the server. */
+/** actions: {fork(index), resume(index), edit(index)}; names: {model, continues, compares}: of the server. */
 export class MessageView {
   constructor(message, index, actions, names) {
     this.message = message;
     this.continues = names.continues;
+    this.compares = names.compares;
     const user = message.role === "user";
     this.element = make("article", { class: `message ${message.role}`, "aria-label": user ? "You" : "Model" },
       make("h3", {}, user ? "You" : names.model));
@@ -70,7 +71,8 @@ export class MessageView {
     const act = (name, label, title) =>
       make("button", { type: "button", class: "quiet", "aria-label": title, onclick: () => actions[name](index) }, label);
     this.resume = act("resume", "Continue", "Continue this reply");
-    this.fork = act("fork", "Fork here", user ? "Fork before this question" : "Fork after this reply");
+    // Names begin with what is on the button: who speaks to the page says what they see.
+    this.fork = act("fork", "Fork here", `Fork here: ${user ? "before this question" : "after this reply"}`);
     this.edit = act("edit", "Edit", "Edit this question");
     this.buttons = make("div", { class: "foot" }, ...(user ? [this.fork, this.edit] : [this.resume, this.fork]));
     this.element.append(this.buttons);
@@ -79,7 +81,7 @@ export class MessageView {
   update({ running, last, last_question }) {
     for (const column of this.columns) column.update(running && last);
     const { message } = this;
-    const cut = message.cut || message.dense?.cut;
+    const cut = message.cut || (this.compares && message.dense?.cut);
     this.buttons.style.visibility = running ? "hidden" : "";  // keeps its place: nothing jumps
     this.resume.hidden = !(last && cut);
     const label = message.content === "" ? "Try again" : this.continues ? "Continue" : "Write again";

@@ -26,8 +26,8 @@ export function wire_count(conversation, count) {
 
 /**
  * Streams the reply `index` of a conversation, from its start or from where it was cut.
- * on: {change(), progress(target, progress), begin(target)}. Throws what the stream throws, after
- * target.cut says why the reply is incomplete.
+ * on: {change(), end(), progress(target, progress), begin(target)}. Throws what the stream throws,
+ * after target.cut says why the reply is incomplete.
  */
 async function column_stream(conversation, index, target, dense, model, settings, signal, on) {
   const messages = wire_messages(conversation, index, dense);
@@ -72,24 +72,27 @@ async function column_stream(conversation, index, target, dense, model, settings
     target.cut = error.name === "AbortError" ? "stopped" : error.status === 0 ? "lost" : "failed";
     throw error;
   } finally {
+    on.end();
     on.change();
   }
 }
 
-/** Both columns at once; resolves to the first error that is not a stop, or null. */
-export async function reply_stream(conversation, index, config, settings, signal, on) {
+/** The columns that a reply goes on with: those that broke off; if none did, those at their longest length. */
+export function columns_cut(message, config) {
+  const cut = [message, config.compare ? message.dense : null].filter((column) => column?.cut);
+  const broken = cut.filter((column) => column.cut !== "length");
+  return broken.length > 0 ? broken : cut;
+}
+
+/** All `columns` at once; resolves to the first error that is not a stop, or null. */
+export async function reply_stream(conversation, index, columns, config, settings, signal, on) {
   const message = conversation.messages[index];
-  if (!config.continues) {
-    for (const target of [message, message.dense]) if (target?.cut) target.content = "";
-  }
-  const runs = [];
-  if (message.cut) {
-    runs.push(column_stream(conversation, index, message, false, config.model, settings, signal, on));
-  }
-  if (message.dense?.cut && config.compare) {
-    runs.push(column_stream(conversation, index, message.dense, true, config.compare.model, settings, signal, on));
-  }
-  const results = await Promise.allSettled(runs);
+  const results = await Promise.allSettled(columns.map((column) => {
+    if (!config.continues) column.content = "";
+    const dense = column !== message;
+    const { model } = dense ? config.compare : config;
+    return column_stream(conversation, index, column, dense, model, settings, signal, on);
+  }));
   const failed = results.find((one) => one.status === "rejected" && one.reason.name !== "AbortError");
   return failed ? failed.reason : null;
 }

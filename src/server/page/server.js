@@ -15,7 +15,7 @@ export function server_watch(on_change, on_return) {
   returned = on_return;
   setInterval(async () => {
     if (state.away || state.running || document.hidden) return;
-    if ((await health_get()) !== "ready") server_wait();
+    if ((await health_get()) !== "ready") server_wait(true);
   }, HEALTH_MS);
 }
 
@@ -25,8 +25,9 @@ function server_state(text, bad = false) {
   element.classList.toggle("bad", bad);
 }
 
-export function error_show(error) {
-  if (error.status === 0 || error.status === 503) server_wait();
+/** lost: whether it is known that the server was away. */
+export function error_show(error, lost = state.config === null) {
+  if (error.status === 0 || error.status === 503) server_wait(lost);
   const wait = error.retry_after ? ` Try again in ${error.retry_after} s.` : "";
   notice(error.message + wait);
 }
@@ -42,25 +43,27 @@ export async function config_load() {
 }
 
 /** Waits until the server answers, then takes up where things were. */
-async function server_wait() {
+async function server_wait(lost) {
   if (state.away) return;
   state.away = true;
   changed();
   for (let pause = 500; ; pause = Math.min(5000, pause * 1.5)) {
     const health = await health_get();
     if (health === "ready") break;
+    lost = true;
     server_state(health === "loading" ? "The model is loading…" : "The server does not answer; trying again…",
       health === "away");
     await new Promise((resolve) => setTimeout(resolve, pause));
   }
   try {
     await config_load();
+    if (!lost) return;  // one request failed beside a healthy server: its error stays to be read
     notice("");
     announce("The server is back.");
     await returned();
   } catch (error) {
     await new Promise((resolve) => setTimeout(resolve, 1000));
     state.away = false;
-    error_show(error);
+    error_show(error, lost);
   }
 }

@@ -62,13 +62,23 @@ export async function conversation_delete(name) {
   await transact("readwrite", (table) => table.delete(name));
 }
 
-// The text of a running reply goes to localStorage: a write there is complete when it returns, so
-// a reload at any moment finds it; a transaction of the database may be lost.
+// A running reply goes to localStorage: a write there is complete when it returns, so a reload at any
+// moment finds it; a transaction of the database may be lost. Of two columns one may have ended.
+
+const COLUMN = ["content", "cut", "usage", "rate", "first"];
+
+function message_columns(message) {
+  return message.dense ? [message, message.dense] : [message];
+}
 
 export function partial_write(name, index, message) {
-  const kept = { index, content: message.content, dense: message.dense?.content ?? null };
+  const columns = message_columns(message).map((column) => {
+    const kept = Object.fromEntries(COLUMN.map((field) => [field, column[field] ?? null]));
+    if (kept.cut === "lost") kept.cut = "running";  // who leaves the page loses the connection by that
+    return kept;
+  });
   try {
-    localStorage.setItem(PARTIAL + name, JSON.stringify(kept));
+    localStorage.setItem(PARTIAL + name, JSON.stringify({ index, columns }));
   } catch {
     // Full: the reply goes on, only a reload would lose it.
   }
@@ -81,11 +91,13 @@ export function partial_drop(name) {
 function partial_apply(conversation) {
   const text = localStorage.getItem(PARTIAL + conversation.name);
   if (text === null) return conversation;
-  const { index, content, dense } = JSON.parse(text);
+  const { index, columns = [] } = JSON.parse(text);
   const message = conversation.messages[index];
-  if (message?.role === "assistant" && message.cut) {
-    message.content = content;
-    if (message.dense && dense !== null) message.dense.content = dense;
+  if (message?.role !== "assistant") return conversation;
+  const saved = message_columns(message);
+  // With no column cut the whole reply is in the database.
+  if (saved.some((column) => column.cut)) {
+    saved.slice(0, columns.length).forEach((column, at) => Object.assign(column, columns[at]));
   }
   return conversation;
 }

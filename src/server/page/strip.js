@@ -1,7 +1,8 @@
 // The cache as a strip: one cell per group, in the order of the tokens. Sink, condensed groups, window.
 //
-// A canvas, because there may be tens of thousands of cells. It is a slider to the keyboard and to
-// screen readers: its value is a cell, its value text what the cell holds.
+// A canvas, because there may be tens of thousands of cells. To the keyboard and to screen readers it
+// is a slider, whose value is a cell and whose value text is what the cell holds; a picture while
+// there are no cells.
 
 import { count_text, plural } from "./format.js";
 
@@ -69,11 +70,13 @@ export class CacheStrip {
     if (info === null) {
       this.#info = null;
     } else {
-      const condensed = info.tokens - info.sink - info.window;
-      const size = info.groups > 0 ? condensed / info.groups : Math.max(1, group || 16);
+      // Between sink and window; a window alone condenses nothing and forgets them.
+      const between = info.tokens - info.sink - info.window;
+      const size = info.groups > 0 ? between / info.groups : Math.max(1, group || 16);
+      const forgotten = info.groups > 0 ? 0 : between;
       const sinks = Math.ceil(info.sink / size);
       const windows = Math.ceil(info.window / size);
-      this.#info = { ...info, size, sinks, windows, cells: sinks + info.groups + windows };
+      this.#info = { ...info, size, forgotten, sinks, windows, cells: sinks + info.groups + windows };
       if (before && info.tokens < before.tokens) {
         this.#texts.clear();
         this.#asked.clear();
@@ -92,16 +95,31 @@ export class CacheStrip {
   }
 
   #range(cell) {
-    const { sinks, groups, sink, size, tokens } = this.#info;
+    const { sinks, groups, windows, sink, size, tokens, window: exact } = this.#info;
     if (cell < sinks) {
       const first = cell * size;
       return { kind: "sink", first, last: Math.min(sink, first + size) - 1, number: cell + 1, of: sinks };
     }
     const at = cell - sinks;
-    const first = sink + at * size;
-    if (at < groups) return { kind: "group", first, last: first + size - 1, number: at + 1, of: groups };
+    if (at < groups) {
+      const first = sink + at * size;
+      return { kind: "group", first, last: first + size - 1, number: at + 1, of: groups };
+    }
+    const first = tokens - exact + (at - groups) * size;
     const last = Math.min(tokens, first + size) - 1;
-    return { kind: "window", first, last, number: at - groups + 1, of: this.#info.windows };
+    return { kind: "window", first, last, number: at - groups + 1, of: windows };
+  }
+
+  /** The slider's attributes; without cells none, for it has no value then and takes no focus. */
+  #slider_show(value_text) {
+    const { canvas } = this.parts;
+    const attributes = { tabindex: 0, "aria-valuemin": 1, "aria-valuemax": this.cells,
+      "aria-valuenow": Math.max(0, this.#picked) + 1, "aria-valuetext": value_text };
+    canvas.setAttribute("role", this.cells > 0 ? "slider" : "img");
+    for (const [name, value] of Object.entries(attributes)) {
+      if (this.cells > 0) canvas.setAttribute(name, String(value));
+      else canvas.removeAttribute(name);
+    }
   }
 
   #describe() {
@@ -113,20 +131,18 @@ export class CacheStrip {
       summary.textContent = "The cache is empty.";
       title.textContent = "";
       text.textContent = "";
-      for (const name of ["valuenow", "valuemax", "valuetext"]) canvas.removeAttribute(`aria-${name}`);
+      this.#slider_show("");
       return;
     }
-    const { sink, groups, size, window: exact, tokens } = this.#info;
+    const { sink, groups, size, forgotten, window: exact, tokens } = this.#info;
+    const older = forgotten > 0 ? `${count_text(forgotten)} forgotten`
+      : `${plural(groups, "condensed group")} of ${count_text(size)}`;
     summary.textContent =
-      `${plural(tokens, "token")}: ${count_text(sink)} sink, ` +
-      `${plural(groups, "condensed group")} of ${count_text(size)}, ${count_text(exact)} in the window.`;
-    canvas.setAttribute("aria-valuemin", "1");
-    canvas.setAttribute("aria-valuemax", String(this.cells));
-    canvas.setAttribute("aria-valuenow", String(Math.max(0, this.#picked) + 1));
+      `${plural(tokens, "token")}: ${count_text(sink)} sink, ${older}, ${count_text(exact)} in the window.`;
     if (cell < 0) {
       title.textContent = "";
       text.textContent = "";
-      canvas.setAttribute("aria-valuetext", summary.textContent);
+      this.#slider_show(summary.textContent);
       return;
     }
     const range = this.#range(cell);
@@ -136,7 +152,7 @@ export class CacheStrip {
       `tokens ${count_text(range.first)}–${count_text(range.last)}`;
     // Two lines have room: line breaks are shown, not made.
     text.textContent = known === undefined ? "…" : known.trim().replace(/\s*\n\s*/g, " ↵ ");
-    canvas.setAttribute("aria-valuetext", `${title.textContent}: ${known ?? "text is loading"}`);
+    this.#slider_show(`${title.textContent}: ${known ?? "text is loading"}`);
     if (known === undefined) this.#texts_load(cell);
     this.#detail_place(cell);
   }
@@ -154,8 +170,11 @@ export class CacheStrip {
   async #texts_load(cell) {
     // Neighbours come along: the pointer is likely to go there next.
     const many = Math.max(1, Math.floor(TEXT_TOKENS / this.#info.size));
-    const begin = Math.max(0, cell - (cell % many));
-    const end = Math.min(this.cells, begin + many);
+    // Not across the window's beginning: what lies before it may be forgotten, and any number of tokens.
+    const edge = this.cells - this.#info.windows;
+    const block = cell - (cell % many);
+    const begin = cell < edge ? block : Math.max(edge, block);
+    const end = Math.min(cell < edge ? edge : this.cells, block + many);
     const first = this.#range(begin).first;
     const last = this.#range(end - 1).last;
     const question = `${first}-${last}`;

@@ -11,7 +11,8 @@ export const view_actions = {};
 export function conversation_show() {
   const { conversation } = state;
   const messages = conversation?.messages ?? [];
-  const names = { model: state.config?.model ?? "Model", continues: state.config?.continues ?? true };
+  const { model = "Model", continues = true, compare = null } = state.config ?? {};
+  const names = { model, continues, compares: compare !== null };
   state.views = messages.map((message, index) =>
     new MessageView(message, index, view_actions, names));
   part("messages").replaceChildren(...state.views.map((view) => view.element));

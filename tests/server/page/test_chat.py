@@ -125,6 +125,19 @@ class ChatTest(PageTest):
         self.assertEqual(self.replies(), ["Half of "])
         self.assertIn("Continue", self.buttons())
 
+    def test_the_error_of_a_healthy_server_stays_to_be_read(self):
+        self.log_allowed = ("status of 503", "status of 404")
+        self.fault("/v1/chat", 503, {"error": {"message": "memory ran out"}}, once=True)
+        self.ask("First question")
+        self.wait(lambda: self.script("return performance.getEntriesByType('resource')"
+                                      ".filter((one) => one.name.endsWith('/page-config')).length") > 1, "asked again")
+        self.wait(lambda: self.part("send").is_enabled(), "ready")
+        self.assertEqual(self.part("notice").text, "memory ran out")
+        self.press_button("Try again")
+        self.finished()
+        self.assertEqual(self.part("notice").text, "")
+        self.written()
+
     def test_where_the_server_cannot_continue_the_reply_is_written_again(self):
         config = self.server.get("/page-config").json()
         self.assertTrue(config["continues"])
@@ -167,7 +180,7 @@ class ChatTest(PageTest):
         self.assertEqual((body["temperature"], body["max_tokens"]), (0.7, 5))
         self.assertEqual(body["messages"][0], {"role": "system", "content": "Be brief."})
         self.assertIn("longest length", self.text(".message.assistant .foot"))
-        self.click("[aria-label='Fork after this reply']")
+        self.click("[aria-label='Fork here: after this reply']")
         self.wait(lambda: self.sent("/fork"), "fork")
         self.assertEqual(self.sent("/fork")[0]["at_message"], 3)  # the system message counts
         self.wait(lambda: self.session().startswith("fork-"), "in the fork")
@@ -284,6 +297,64 @@ class CompareTest(PageTest):
         self.assertEqual(second["messages"][1]["content"].strip(), texts[1].strip())
         self.assertNotIn("metadata", second)
         self.assertEqual(len(self.server.get("/v1/sessions").json()["data"]), 1)
+
+    def columns(self):
+        """Text and figures of each column."""
+        return self.script("""return [...document.querySelectorAll('.column')].map((one) =>
+            [one.querySelector('.text').textContent, one.querySelector('.foot').textContent]);""")
+
+    @pytest.mark.short
+    def test_a_reload_while_one_column_writes_leaves_the_other_whole(self):
+        self.log_allowed = ("status of 404",)  # the server never heard of the first column's session
+        self.part("compare").click()
+        self.longest(None)
+        usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
+        self.fault("/v1/chat", 200, stream_text("A whole", " reply.", {"choices": [], "usage": usage}), once=True)
+        self.send("What is kept?")
+        self.wait(lambda: len(self.columns()) == 2 and len(self.columns()[1][0]) > 30, "letters")
+        whole, (seen, _) = self.columns()
+        self.assertEqual(whole[0], "A whole reply.")
+        self.assertIn("5 tokens · 3 of 9 prompt tokens cached", whole[1])
+        self.reload()
+        self.wait(lambda: len(self.columns()) == 2, "reply")
+        kept, (shown, foot) = self.columns()
+        self.assertEqual(kept, whole)
+        self.assertTrue(shown.startswith(seen), (seen, shown))
+        self.assertIn("interrupted", foot)
+        self.longest(24)
+        self.press_button("Continue")
+        self.wait(lambda: len(self.chats()) == 3, "sent")
+        self.finished()
+        self.assertEqual(self.chats()[2]["model"], self.server.get("/page-config").json()["compare"]["model"])
+        self.assertTrue(self.chats()[2]["continue_final_message"])
+        kept, (longer, _) = self.columns()
+        self.assertEqual(kept, whole)
+        self.assertTrue(longer.startswith(shown) and len(longer) > len(shown), (shown, longer))
+
+    def test_continue_goes_on_with_what_broke_off_before_what_reached_its_length(self):
+        self.part("compare").click()
+        self.ask("What is kept?")  # both reach their longest length
+        before = self.columns()
+        self.press_button("Continue")
+        self.wait(lambda: len(self.chats()) == 4, "both")
+        self.finished()
+        after = self.columns()
+        for (shorter, _), (longer, _) in zip(before, after):
+            self.assertTrue(longer.startswith(shorter) and len(longer) > len(shorter))
+        self.longest(None)
+        self.fault("/v1/chat", 200, stream_text(" and on", {"choices": [{"index": 0, "delta": {},
+                                                                         "finish_reason": "length"}]}), once=True)
+        self.press_button("Continue")
+        self.wait(lambda: len(self.columns()[1][0]) > len(after[1][0]) + 10, "letters")
+        self.part("stop").click()
+        self.finished()
+        first = self.columns()[0][0]
+        self.longest(24)
+        self.press_button("Continue")
+        self.wait(lambda: len(self.chats()) == 7, "one")
+        self.finished()
+        self.assertEqual(len(self.chats()), 7)
+        self.assertEqual(self.columns()[0][0], first)
 
 
 class KeyTest(PageTest):

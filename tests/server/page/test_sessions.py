@@ -44,7 +44,7 @@ class SessionTest(PageTest):
         self.ask("First question")
         self.ask("Second question")
         origin, first = self.session(), self.chats()[1]["messages"][1]["content"]
-        self.click("[aria-label='Fork after this reply']", 0)
+        self.click("[aria-label='Fork here: after this reply']", 0)
         self.wait(lambda: len(self.replies()) == 1 and self.session().startswith("fork-"), "fork")
         fork = self.sent("/fork")[0]
         self.assertEqual(fork, {"to": self.session(), "at_message": 2})
@@ -61,7 +61,7 @@ class SessionTest(PageTest):
     def test_a_fork_the_server_cannot_make_is_one_of_the_text(self):
         self.ask("First question")
         self.fault(f"/v1/sessions/{self.session()}/fork", 400, {"error": {"message": "nothing marks this message"}})
-        self.click("[aria-label='Fork after this reply']")
+        self.click("[aria-label='Fork here: after this reply']")
         self.wait(lambda: self.session().startswith("fork-"), "fork")
         self.assertEqual(self.part("notice").text, "")
         self.ask("Second question")
@@ -70,7 +70,7 @@ class SessionTest(PageTest):
     def test_a_fork_before_a_question_takes_the_question_along(self):
         self.ask("First question")
         self.ask("Second question")
-        self.click("[aria-label='Fork before this question']", 1)
+        self.click("[aria-label='Fork here: before this question']", 1)
         self.wait(lambda: len(self.replies()) == 1, "fork")
         self.wait(lambda: self.part("question").get_attribute("value") == "Second question", "question")
 
@@ -169,3 +169,27 @@ class CacheTest(PageTest):
             })();""")
         self.assertEqual(self.part("strip").get_attribute("aria-valuemax"), "20005")
         self.assertLessEqual(self.part("strip-box").rect["height"], 180)
+
+
+class WindowTest(PageTest):
+    flags = ("--method", "window", "--window", "256", "--sink", "4")
+
+    def test_without_groups_the_window_begins_at_its_own_tokens(self):
+        self.drop("lighthouse.md", DOCUMENT)
+        self.ask("How many ships?")
+        cache = self.server.get(f"/cache/{self.session()}").json()
+        tokens, window, sink = cache["tokens"], cache["window"], cache["sink"]
+        self.assertEqual(cache["groups"], 0)
+        self.assertGreater(tokens, 4 * window)
+        summary = f"{tokens:,} tokens: {sink} sink, {tokens - sink - window:,} forgotten, {window} in the window."
+        self.wait(lambda: self.part("strip-summary").text == summary, "summary")
+        strip = self.part("strip")
+        self.script("arguments[0].focus()", strip)
+        self.press(Keys.HOME, Keys.ARROW_RIGHT)  # the sink is one cell
+        self.assertIn(f"Window 1 of {window // 16}, tokens {tokens - window:,}–{tokens - window + 15:,}",
+                      self.part("strip-title").text)
+        text = "".join(self.server.get(f"/cache/{self.session()}?text={tokens - window}-{tokens - window + 15}")
+                       .json()["text"]["tokens"])
+        self.wait(lambda: strip.get_attribute("aria-valuetext").endswith(f": {text}"), "its text")
+        self.press(Keys.END)
+        self.assertIn(f"–{tokens - 1:,}", self.part("strip-title").text)
