@@ -68,7 +68,7 @@ fuzz: ## fuzz each target for FUZZ_SECONDS=300
 	@scripts/setup.sh build test
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) LCA_WERROR=$(LCA_WERROR) scripts/test.py fuzz
 
-soak: build ## the strength table of docs/serving.md: load, faults, others' clients (SOAK="--rows kills --minutes 1")
+soak: build model ## the strength table of docs/serving.md: load, faults, others' clients (SOAK="--rows kills --minutes 1")
 	@scripts/setup.sh build test python
 	@scripts/soak.py $(SOAK)
 

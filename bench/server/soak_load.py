@@ -169,6 +169,8 @@ async def connection_idle(host, port, opened):
         opened[0] += 1
         try:
             await reader.read()  # until the server closes it
+        except OSError:
+            pass
         finally:
             opened[0] -= 1
             writer.close()
@@ -181,11 +183,12 @@ async def connection_slow(host, port, opened):
         try:
             writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
             while True:
-                await asyncio.sleep(1)
-                if reader.at_eof():  # refused: 408, and closed
-                    break
-                writer.write(b"x")
-                await writer.drain()
+                try:
+                    await asyncio.wait_for(reader.read(), 1)
+                    break  # refused: 408, and closed
+                except asyncio.TimeoutError:
+                    writer.write(b"x")
+                    await writer.drain()
         except OSError:
             pass
         finally:
@@ -221,19 +224,24 @@ def connections(soak, count=1000, pairs=5, requests=1000):
             times.append(asked.seconds)
         return percentile(times, 0.99)
 
+    def connections_open(server):
+        """Beside the one that asks."""
+        return int(server.metrics()["lca_http_connections"]) - 1
+
     async def compare(server):
         await p99(server)  # warms up
-        ratios = []
+        ratios, others = [], []
         for pair in range(pairs):
             without = await p99(server)
             with Crowd(server, count):
-                open_now = server.metrics()["lca_http_connections"]
+                before = connections_open(server)
                 among = await p99(server)
-            soak.say(f"connections: pair {pair + 1}: p99 {1000 * without:.1f} ms, with {open_now:.0f} connections "
+                others.append(min(before, connections_open(server)))
+            soak.say(f"connections: pair {pair + 1}: p99 {1000 * without:.1f} ms, with {others[-1]:,} connections "
                      f"{1000 * among:.1f} ms")
             ratios.append(among / without)
             await asyncio.sleep(0.5)
-        return ratios
+        return ratios, others
 
     async def health(server):
         times = []
@@ -247,9 +255,10 @@ def connections(soak, count=1000, pairs=5, requests=1000):
 
     flags = ["--threads", "1", "--prefix-cache", "off"]
     with soak.serving(soak.checkpoint("llama"), *flags, log="connections") as server:
-        ratios = asyncio.run(compare(server))
+        ratios, others = asyncio.run(compare(server))
     with soak.serving(soak.checkpoint("slow"), *flags, log="health") as server:
         times = asyncio.run(health(server))
+    row.least("others, before and after each measurement, fewest", min(others), count)
     row.below("p99 with 1,000 others against without, median of five", statistics.median(ratios), 1.25, " ×")
     row.told("the five", ", ".join(f"{ratio:.2f}" for ratio in ratios))
     row.below(f"`/health` during a prefill, p99 of {len(times)}", 1000 * percentile(times, 0.99), 50, " ms")

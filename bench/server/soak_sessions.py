@@ -21,8 +21,9 @@ def turn(pick, words):
 class Talk:
     """A conversation in a session of the server that is killed, and the same on one that is not."""
 
-    def __init__(self, name, pick):
-        self.name, self.pick, self.messages = name, pick, []
+    def __init__(self, number, rests):
+        self.name, self.pick, self.messages = f"talk{number}", random.Random(number), []
+        self.rests = rests  # between two requests; else one is always on its way
         self.behind = []  # requests that were completed, and what was said; not yet repeated on the other server
         self.cut = False  # a request ran when the server was killed
 
@@ -62,20 +63,22 @@ def kills(soak, wanted=100, talks=6):
     server = soak.serving(model, *flags, folder, log="kills").start()
     twin = soak.serving(model, *flags, twin_folder, log="twin").start()
     counts = {"resumed": 0, "cut": 0, "ahead": 0, "tokens": 0, "logits": 0, "texts": 0, "lost": 0, "read again": 0}
-    state = [Talk(f"talk{at}", random.Random(at)) for at in range(talks)]
+    state = [Talk(at, at % 2 == 1) for at in range(talks)]  # a kill meets sessions of both kinds
     made = talks
 
     async def load(until):
         async def one(talk):
             while time.monotonic() < until:
-                body = talk.body(talk.pick.choice([2, 20, 60]), talk.pick.choice([3, 12, 40]), stream=True)
+                reply = talk.pick.choice([3, 12, 40] if talk.rests else [12, 120, 480])
+                body = talk.body(talk.pick.choice([2, 20, 60]), reply, stream=True)
                 asked = await ask(server.port, "/v1/chat/completions", body)
                 if not asked.complete:
                     talk.messages.pop()  # for the client the turn never was; the file may have it
                     talk.cut = True
                     return
                 talk.completed(body, asked.text)
-                await asyncio.sleep(talk.pick.uniform(0, 0.3))  # so that some sessions rest when the server is killed
+                if talk.rests:
+                    await asyncio.sleep(talk.pick.uniform(0, 0.3))
 
         tasks = [asyncio.create_task(one(talk)) for talk in state]
         await asyncio.sleep(max(0, until - time.monotonic()))
@@ -121,7 +124,7 @@ def kills(soak, wanted=100, talks=6):
                     check(talk, kept)
             for at, talk in enumerate(state):
                 if talk.length > 2500 or talk.cut:
-                    state[at] = Talk(f"talk{made}", random.Random(made))
+                    state[at] = Talk(made, talk.rests)
                     made += 1
             if kill % 10 == 9:
                 soak.say(f"kills: {kill + 1} of {wanted}, {counts}")
@@ -129,8 +132,9 @@ def kills(soak, wanted=100, talks=6):
         server.kill()
         twin.stop()
     row.least("kills", wanted, wanted)
-    row.told("sessions resumed, of which cut in the middle of a turn, of which with that turn on disk",
-             f"{counts['resumed']}, {counts['cut']}, {counts['ahead']}")
+    row.told("sessions resumed", f"{counts['resumed']:,}")
+    row.least("of which cut in the middle of a turn", counts["cut"], 2 * wanted)
+    row.told("of which with that turn on disk", f"{counts['ahead']:,}")
     row.equal("sessions lost", counts["lost"], 0)
     row.equal("other number of tokens", counts["tokens"], 0)
     row.equal("other logits at the first token", counts["logits"], 0)
