@@ -14,7 +14,7 @@ usage() { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 fail() { echo "carry: $*" >&2; exit 1; }
 
 pack() {
-  local out=$1 data=$2 build=$3 size=${4:-50} draft
+  local out=$1 data=$2 build=$3 size=${4:-50}
   local program=$build/bin/lca
   for each in "$data/packed/manifest.json" "$program"; do [ -e "$each" ] || fail "$each is not there"; done
   mkdir -p "$out"
