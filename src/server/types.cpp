@@ -1,5 +1,7 @@
 #include "server/types.h"
 
+#include <new>
+
 namespace lca::server {
 namespace {
 
@@ -35,6 +37,22 @@ ApiError error_of(const Error& error) {
       break;
   }
   return made;
+}
+
+ApiError error_now() {
+  try {
+    throw;
+  } catch (const ApiException& error) {
+    return error.error();
+  } catch (const Error& error) {
+    return error_of(error);
+  } catch (const std::bad_alloc&) {
+    return error_of(Error(ErrorKind::out_of_memory, "there is no memory left for this request"));
+  } catch (const std::exception& error) {
+    ApiError made;
+    made.message = error.what();
+    return made;
+  }
 }
 
 }  // namespace lca::server

@@ -47,6 +47,9 @@ struct ApiError {
 /// What an error of the library is to a client.
 ApiError error_of(const Error& error);
 
+/// What the exception that is being handled is to a client.
+ApiError error_now();
+
 class ApiException : public std::runtime_error {
  public:
   explicit ApiException(ApiError error)

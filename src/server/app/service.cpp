@@ -5,8 +5,6 @@
 #include "server/headers.h"
 #include "server/page/page.h"
 
-#include <lca/error.h>
-
 #include <fmt/format.h>
 
 #include <chrono>
@@ -31,21 +29,6 @@ asio::awaitable<void> send_error(ResponseWriter& writer, Dialect dialect, ApiErr
   if (!error.allow.empty()) writer.header("Allow", error.allow);
   std::string body = error_body(dialect, error);
   co_await writer.send(error.status, kJson, std::move(body));
-}
-
-/// The error that is being handled.
-ApiError error_now() {
-  try {
-    throw;
-  } catch (const ApiException& error) {
-    return error.error();
-  } catch (const Error& error) {
-    return error_of(error);
-  } catch (const std::exception& error) {
-    ApiError made;
-    made.message = error.what();
-    return made;
-  }
 }
 
 /// Counts a body while the pool has it.

@@ -39,12 +39,8 @@ std::int64_t loaded_keep(Session& session, std::span<const std::int32_t> tokens,
 void EngineHost::State::attempt(const JobPtr& job, const std::function<void()>& work) {
   try {
     work();
-  } catch (const ApiException& error) {
-    fail(job, error.error());
-  } catch (const Error& error) {
-    fail(job, error_of(error));
-  } catch (const std::exception& error) {
-    fail(job, refusal(500, error.what()));
+  } catch (const std::exception&) {
+    fail(job, error_now());
   }
 }
 

@@ -8,6 +8,8 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <new>
+#include <stdexcept>
 
 namespace lca::server::test {
 namespace {
@@ -327,6 +329,25 @@ TEST(Reply, ErrorsSpeakTheCallersDialect) {
   EXPECT_EQ(error_of(lca::Error(lca::ErrorKind::incompatible, "x")).status, 409);
   EXPECT_EQ(error_of(lca::Error(lca::ErrorKind::out_of_memory, "x")).status, 503);
   EXPECT_GT(error_of(lca::Error(lca::ErrorKind::out_of_memory, "x")).retry_after, 0);
+}
+
+TEST(ErrorNow, OfMemoryThatRanOutIs503WithATimeToComeBack) {
+  const auto error_for = [](const auto& thrown) {
+    try {
+      throw thrown;
+    } catch (...) {
+      return error_now();
+    }
+  };
+  const ApiError memory = error_for(std::bad_alloc());
+  EXPECT_EQ(memory.status, 503);
+  EXPECT_GT(memory.retry_after, 0);
+  EXPECT_THAT(memory.message, HasSubstr("memory"));
+  EXPECT_EQ(error_for(std::runtime_error("x")).status, 500);
+  EXPECT_EQ(error_for(lca::Error(lca::ErrorKind::busy, "x")).status, 409);
+  ApiError later;
+  later.retry_after = 3;
+  EXPECT_EQ(error_for(ApiException(later)).retry_after, 3);
 }
 
 TEST(Reply, BytesThatAreNotUtf8AreReplaced) {
