@@ -1,6 +1,7 @@
 // Any bytes as the body of every route. Besides the sanitizers' checks: only ApiException with
-// status 400 is thrown, each a single printable line; what is accepted is within its limits, and a
-// reply to it is JSON, streamed or not. The first byte chooses the route and how the job ends.
+// status 400 is thrown, each a single printable line; what is accepted is what the JSON library's
+// own parser makes of it and within its limits, and a reply to it is JSON, streamed or not. The
+// first byte chooses the route and how the job ends.
 
 #include "server/api/reply.h"
 #include "server/api/request.h"
@@ -91,6 +92,17 @@ void check_reply(const ApiRequest& request, std::string_view bytes, bool fails) 
   if (reply->over() && !reply->error()) need(Json::accept(reply->body()));
 }
 
+/// Our reader makes what the library's parser makes, and refuses no more than what is too deep.
+void check_read(std::string_view text) {
+  const JsonRead read = json_read(text, kJsonOfModel);
+  const Json value = Json::parse(text, nullptr, false);
+  if (read.fault.empty()) {
+    need(!value.is_discarded() && read.value.dump() == value.dump());
+  } else {
+    need(value.is_discarded() || read.fault.find("deeper") != std::string::npos);
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -98,6 +110,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   const int route = data[0] % 8;
   const bool fails = data[0] >= 128;
+  check_read(text);
   try {
     const Json body = json_parse_body(text);
     ApiRequest request;

@@ -142,8 +142,8 @@ class MessagesReply final : public Reply {
     if (open_ == Open::call) {
       // Cut off by max_tokens, arguments may be no JSON: the block must have an object all the
       // same.
-      Json input = Json::parse(arguments_, nullptr, false);
-      if (input.is_object()) blocks_.back()["input"] = std::move(input);
+      JsonRead input = json_read(arguments_, kJsonOfModel);
+      if (input.value.is_object()) blocks_.back()["input"] = std::move(input.value);
     }
     open_ = Open::nothing;
     Json event;

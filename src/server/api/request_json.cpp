@@ -1,54 +1,10 @@
 #include "server/api/request_json.h"
 
 #include <cmath>
-#include <unordered_set>
 
 namespace lca::server {
 
 namespace {
-
-/// Watches a parse: depth, keys that come twice, objects with very many keys.
-class BodyWatch {
- public:
-  bool see(int depth, Json::parse_event_t event, const Json& value) {
-    using Event = Json::parse_event_t;
-    switch (event) {
-      case Event::object_start:
-        check_depth(depth);
-        keys_.emplace_back();
-        break;
-      case Event::array_start:
-        check_depth(depth);
-        break;
-      case Event::object_end:
-        keys_.pop_back();
-        break;
-      case Event::key:
-        check_key(value);
-        break;
-      case Event::array_end:
-      case Event::value:
-        break;
-    }
-    return true;
-  }
-
- private:
-  static void check_depth(int depth) {
-    if (depth >= kJsonDepth) refuse("", "the body is nested deeper than {} levels", kJsonDepth);
-  }
-  void check_key(const Json& key) {
-    const auto& text = key.get_ref<const std::string&>();
-    if (!keys_.back().insert(text).second) {
-      refuse("", "the body has the key {} twice in one object", json_shown(key));
-    }
-    if (keys_.back().size() > kJsonKeys) {
-      refuse("", "an object of the body has more than {} keys", kJsonKeys);
-    }
-  }
-
-  std::vector<std::unordered_set<std::string>> keys_;
-};
 
 const char* json_kind(const Json& value) {
   if (value.is_number_integer()) return "an integer";
@@ -67,19 +23,9 @@ const char* json_kind(const Json& value) {
 }  // namespace
 
 Json json_parse_body(std::string_view body) {
-  if (body.empty()) refuse("", "the body is not JSON: it is empty");
-  BodyWatch watch;
-  const auto see = [&watch](int depth, Json::parse_event_t event, Json& value) {
-    return watch.see(depth, event, value);
-  };
-  Json value;
-  try {
-    value = Json::parse(body.begin(), body.end(), see);
-  } catch (const Json::parse_error& error) {
-    refuse("", "the body is not JSON in UTF-8: wrong at byte {} of {}", error.byte, body.size());
-  } catch (const Json::out_of_range&) {
-    refuse("", "the body has a number that is too large");
-  }
+  JsonRead read = json_read(body);
+  if (!read.fault.empty()) refuse("", "the body {}", read.fault);
+  Json value = std::move(read.value);
   if (!value.is_object()) refuse("", "the body must be a JSON object, not {}", json_kind(value));
   return value;
 }

@@ -2,6 +2,7 @@
 /// The body of a request as JSON, and typed reading of it. Everything that is wrong is an
 /// ApiException with status 400 that names the place.
 
+#include "server/json_read.h"
 #include "server/types.h"
 
 #include <fmt/format.h>
@@ -15,11 +16,7 @@
 
 namespace lca::server {
 
-/// Deepest nesting of a body, and most keys of one object (looking up a key takes linear time).
-inline constexpr int kJsonDepth = 64;
-inline constexpr std::size_t kJsonKeys = 512;
-
-/// Parses a body: an object in UTF-8 without duplicate keys, within the limits above.
+/// Parses a body: an object in UTF-8 without duplicate keys, within the limits of `json_read`.
 Json json_parse_body(std::string_view body);
 
 /// A reply as text; bytes that are not UTF-8 are replaced.

@@ -28,7 +28,14 @@ std::string_view member_find(const JsonScan& scan, std::string_view text, std::s
   return {};
 }
 
+/// Without making it: keys are looked up in linear time, and a reply may have thousands.
+bool is_object_text(std::string_view text) {
+  const std::size_t begin = text.find_first_not_of(" \t\r\n");
+  return begin != std::string_view::npos && text[begin] == '{' && Json::accept(text);
+}
+
 std::optional<std::string> string_of(std::string_view value) {
+  if (!value.starts_with('"')) return std::nullopt;
   const Json parsed = Json::parse(value, nullptr, false);
   if (!parsed.is_string()) return std::nullopt;
   return parsed.get<std::string>();
@@ -39,7 +46,7 @@ std::optional<std::string> arguments_of(std::string_view value) {
   if (value.empty() || value == "null") return "{}";
   if (value.front() == '{') return std::string(value);
   std::optional<std::string> inside = string_of(value);
-  if (!inside || !Json::parse(*inside, nullptr, false).is_object()) return std::nullopt;
+  if (!inside || !is_object_text(*inside)) return std::nullopt;
   return inside;
 }
 
@@ -136,7 +143,7 @@ bool tool_call_possible(const JsonScan& scan, std::string_view text,
 std::optional<ToolCall> tool_call_json(const JsonScan& scan, std::string_view text,
                                        std::span<const std::string> names) {
   // The scan does not look at character encodings and the size of numbers.
-  if (scan.status() != JsonScan::Status::done || !Json::parse(text, nullptr, false).is_object()) {
+  if (scan.status() != JsonScan::Status::done || !is_object_text(text)) {
     return std::nullopt;
   }
   return call_from(scan, text, names, true);
