@@ -26,7 +26,7 @@ std::vector<ToolCall> parse_chat_calls(const Fields& message) {
     const Fields function = *call.object("function");
     calls.push_back({.id = call.need_text("id"),
                      .name = function.need_text("name"),
-                     .arguments = function.need_text("arguments")});
+                     .arguments = parse_arguments(function)});
   }
   return calls;
 }

@@ -141,6 +141,15 @@ std::string parse_name(const Fields& fields, std::size_t most) {
   return name;
 }
 
+std::string parse_arguments(const Fields& call) {
+  std::string text = call.need_text("arguments");
+  const JsonRead read = json_read_arguments(text);
+  if (!read.fault.empty()) {
+    refuse(call.path("arguments"), "the text of {} {}", call.path("arguments"), read.fault);
+  }
+  return text;
+}
+
 Json parse_schema(const Fields& fields, std::string_view name) {
   const Json& schema = fields.need(name);
   if (!schema.is_object()) refuse(fields.path(name), "{} must be an object", fields.path(name));

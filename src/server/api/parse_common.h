@@ -34,6 +34,8 @@ std::string parse_text_parts(const Json& content, const std::string& path,
 std::int32_t parse_token(const Json& value, const std::string& path);
 /// A tool's or schema's name: letters, digits, `_`, `-`; at most 64 (128: Anthropic's tools).
 std::string parse_name(const Fields& fields, std::size_t most = 64);
+/// The arguments of a tool call: the text of an object, within the limits of `json_read`.
+std::string parse_arguments(const Fields& call);
 /// A JSON schema: an object.
 Json parse_schema(const Fields& fields, std::string_view name);
 

@@ -24,7 +24,7 @@ void parse_responses_item(const Json& value, const std::string& path,
   if (type == "function_call") {
     responses_assistant(messages).calls.push_back({.id = item.need_text("call_id"),
                                                    .name = item.need_text("name"),
-                                                   .arguments = item.need_text("arguments")});
+                                                   .arguments = parse_arguments(item)});
     return;
   }
   if (type == "function_call_output") {

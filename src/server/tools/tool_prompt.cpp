@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "server/json_read.h"
 #include "server/tools/python_json.h"
 
 #include <algorithm>
@@ -57,13 +58,12 @@ Json tool_as_json(const ToolSpec& tool) {
 }
 
 std::string arguments_json(const ToolCall& call) {
-  if (chat_trim(call.arguments).empty()) return "{}";
-  const Json value = Json::parse(call.arguments, nullptr, false);
-  if (!value.is_object()) {
-    fail_input("the arguments of the call to {} are not the text of a JSON object",
-               text_printable(call.name));
+  const JsonRead read = json_read_arguments(call.arguments);
+  if (!read.fault.empty()) {
+    fail_input("the text of the arguments of the call to {} {}", text_printable(call.name),
+               read.fault);
   }
-  return python_json(value);
+  return python_json(read.value);
 }
 
 void role_check(const Message& message) {

@@ -94,6 +94,32 @@ TEST(ParseChat, DeveloperIsSystemAndTextPartsAreJoined) {
   EXPECT_EQ(list[2].tool_call_id, "c1");
 }
 
+TEST(ParseChat, ArgumentsOfCallsAreObjectsOfFewKeys) {
+  const auto chat = [](const std::string& arguments) {
+    Json body = chat_body();
+    body["messages"].push_back(
+        {{"role", "assistant"},
+         {"tool_calls",
+          Json::array({{{"id", "c"}, {"function", {{"name", "f"}, {"arguments", arguments}}}}})}});
+    return parse_chat(body);
+  };
+  const auto responses = [](const std::string& arguments) {
+    const Json item = {
+        {"type", "function_call"}, {"call_id", "c"}, {"name", "f"}, {"arguments", arguments}};
+    return parse_responses({{"input", Json::array({item})}});
+  };
+  Json many;
+  for (int i = 0; i < 513; ++i) many[std::to_string(i)] = 0;
+  for (const std::string& arguments : {std::string("[]"), std::string("{"), many.dump()}) {
+    EXPECT_THAT(error_from([&] { chat(arguments); }).param, HasSubstr("function.arguments"));
+    EXPECT_EQ(error_from([&] { responses(arguments); }).param, "input[0].arguments");
+  }
+  for (const char* arguments : {"", " ", "{}", R"({"a":1,"a":2})"}) {
+    EXPECT_EQ(messages_of(only_job(chat(arguments))).back().calls.at(0).arguments, arguments);
+    EXPECT_EQ(messages_of(only_job(responses(arguments))).back().calls.at(0).arguments, arguments);
+  }
+}
+
 TEST(ParseChat, OtherPartsThanTextAreRefused) {
   for (const char* type : {"image_url", "input_audio", "file", "refusal"}) {
     Json body = chat_body();

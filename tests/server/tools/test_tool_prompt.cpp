@@ -177,6 +177,10 @@ TEST(ToolPieces, WhatAFormatCannotSayIsRefused) {
       expect_error(write(format, {{"user", "q"}, {"assistant", "", {{"", "f", arguments}}}}, {}),
                    {"arguments of the call to f"});
     }
+    std::string many = "{\"\": 0";  // to make this object takes minutes
+    for (int i = 0; i < 500'000; ++i) many += ", \"" + std::to_string(i) + "\": 0";
+    expect_error(write(format, {{"user", "q"}, {"assistant", "", {{"", "f", many + "}"}}}}, {}),
+                 {"arguments of the call to f", "512 keys"});
   }
 }
 
