@@ -10,29 +10,10 @@ namespace lca::server {
 
 namespace {
 
-/// Places, each once. The activations they name outlive the set: the walk's caller or the walk
-/// holds them.
+/// Places, each once, numbered in the order they came. The activations they name outlive the set:
+/// the walk's caller or the walk holds them.
 class PlaceSet {
  public:
-  bool insert(const Place& place) {
-    constexpr std::size_t few = 12;  // as there almost always are: compared one by one
-    const Entry entry{place.node, place.value, place.activation.get()};
-    if (entries_.size() < few) {
-      for (const Entry& seen : entries_) {
-        if (seen == entry) return false;
-      }
-      entries_.push_back(entry);
-      return true;
-    }
-    if (table_.size() < 2 * (entries_.size() + 1)) grow();
-    std::uint32_t& slot = find(entry);
-    if (slot != 0) return false;
-    entries_.push_back(entry);
-    slot = static_cast<std::uint32_t>(entries_.size());
-    return true;
-  }
-
- private:
   struct Entry {
     std::uint32_t node;
     std::uint32_t value;
@@ -40,6 +21,33 @@ class PlaceSet {
     bool operator==(const Entry&) const = default;
   };
 
+  std::size_t size() const { return entries_.size(); }
+
+  bool insert(const Place& place) {
+    const std::size_t before = size();
+    return number({place.node, place.value, place.activation.get()}) == before;
+  }
+
+  /// The entry's number; it is added if it is new.
+  std::size_t number(const Entry& entry) {
+    constexpr std::size_t few = 12;  // as there almost always are: compared one by one
+    if (entries_.size() < few) {
+      for (std::size_t i = 0; i < entries_.size(); ++i) {
+        if (entries_[i] == entry) return i;
+      }
+      entries_.push_back(entry);
+      return entries_.size() - 1;
+    }
+    if (table_.size() < 2 * (entries_.size() + 1)) grow();
+    std::uint32_t& slot = find(entry);
+    if (slot == 0) {
+      entries_.push_back(entry);
+      slot = static_cast<std::uint32_t>(entries_.size());
+    }
+    return slot - 1;
+  }
+
+ private:
   /// The slot that holds the entry's number, or the free one where it belongs.
   std::uint32_t& find(const Entry& entry) {
     std::uint64_t hash = entry.node * 0x9e3779b97f4a7c15ULL;
@@ -141,30 +149,23 @@ class GrammarState::Walk {
   /// Calls of the same callee at the same byte share one activation.
   void call(const Node& node, const Place& from) {
     const Place caller{node.c, from.value, from.activation};
-    for (const auto& [callee, value, activation] : calls_) {
-      if (callee == node.a && value == node.b) {
-        activation->callers.push_back(caller);
-        return;
-      }
+    const std::size_t number = called_.number({node.a, node.b, nullptr});
+    if (number < calls_.size()) {
+      calls_[number]->callers.push_back(caller);
+      return;
     }
-    auto made = std::make_shared<Activation>();
+    const auto made = calls_.emplace_back(std::make_shared<Activation>());
     made->callers.push_back(caller);
     made->depth = (from.activation ? from.activation->depth : 0) + 1;
-    calls_.push_back({node.a, node.b, made});
     add(node.a, node.b, made);
   }
-
-  struct Call {
-    std::uint32_t callee;
-    std::uint32_t value;
-    std::shared_ptr<Activation> activation;
-  };
 
   GrammarState& out_;
   const Program& program_;
   std::vector<Place> open_;
-  std::vector<Call> calls_;
   PlaceSet seen_;
+  PlaceSet called_;                                 // callees and their registers
+  std::vector<std::shared_ptr<Activation>> calls_;  // of these
 };
 
 GrammarState::GrammarState(const Grammar& grammar) : program_(grammar.program_) {

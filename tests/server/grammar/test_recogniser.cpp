@@ -82,6 +82,16 @@ TEST(Recogniser, EveryTwoAndThreeByteSequenceIsJudgedAsByAParser) {
   }
 }
 
+TEST(Recogniser, ManyAlternativesAreToldApart) {
+  Json choices = Json::array();
+  for (int i = 100; i < 400; ++i) choices.push_back({{"type", "array"}, {"items", {{"const", i}}}});
+  const Grammar grammar = Grammar::from_schema({{"anyOf", choices}});
+  for (const char* text : {"[]", "[100]", "[399, 399, 399]"}) EXPECT_TRUE(accepts(grammar, text));
+  for (const char* text : {"[99", "[400", "[100,101", "[399, 399, 398"}) {
+    EXPECT_FALSE(begins(grammar, text)) << text;
+  }
+}
+
 TEST(Recogniser, MaxLengthCountsCharactersNotBytes) {
   const Grammar grammar = schema_grammar(R"({"type":"string","maxLength":3})");
   EXPECT_TRUE(accepts(grammar, "\"é€😀\""));
