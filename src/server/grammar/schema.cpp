@@ -115,7 +115,7 @@ class SchemaCompiler {
   explicit SchemaCompiler(const Json& root) : root_(root) {}
 
   Program compile() {
-    budget_used_ = schema_size(root_);
+    kept_ = schema_size(root_);
     const std::uint32_t rule = rule_for(root_, "#");
     const std::uint32_t start = builder_.begin(rule);
     while (!queue_.empty()) {
@@ -208,18 +208,25 @@ class SchemaCompiler {
     return made;
   }
 
+  static void merge_check(bool fits, const std::string& path) {
+    if (fits) return;
+    fail_input(
+        "schema: too large once $ref and anyOf at {} are combined with what stands beside them",
+        text_printable(path, 300));
+  }
+
   std::uint32_t merged_rule(const Json& one, const Json& other, const std::string& path) {
     if (merged_.size() >= kMaxMerges) {
       fail_input("schema: $ref or anyOf at {} is combined too often or with itself; simplify it",
                  text_printable(path, 300));
     }
+    // What is read for it counts too: of long lists that are combined little may be left.
+    read_ += schema_size(one);
+    read_ += schema_size(other);
+    merge_check(read_.fits(100), path);
     Json made = schemas_merge(one, other, path);
-    budget_used_ += schema_size(made);
-    if (budget_used_ > 4 * kMaxSchemaValues) {
-      fail_input(
-          "schema: too large once $ref and anyOf at {} are combined with what stands beside them",
-          text_printable(path, 300));
-    }
+    kept_ += schema_size(made);
+    merge_check(kept_.fits(4), path);
     merged_.push_back(std::move(made));
     return rule_for(merged_.back(), path);
   }
@@ -396,7 +403,8 @@ class SchemaCompiler {
   std::deque<Task> queue_;
   std::deque<Json> merged_;
   std::map<std::pair<Integer, Integer>, std::uint32_t> integers_;
-  std::size_t budget_used_ = 0;
+  SchemaSize kept_;  // the schema and all that was combined
+  SchemaSize read_;  // to combine it
 };
 
 }  // namespace

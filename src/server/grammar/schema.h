@@ -15,6 +15,7 @@ namespace lca::server {
 /// Limits that keep the time and memory of a schema small, whoever wrote it.
 inline constexpr std::size_t kMaxSchemaDepth = 64;
 inline constexpr std::size_t kMaxSchemaValues = 100'000;
+inline constexpr std::size_t kMaxSchemaBytes = std::size_t{1} << 20;  // of text and names
 inline constexpr std::size_t kMaxSubschemas = 4096;
 inline constexpr std::size_t kMaxMerges = 1024;
 
@@ -32,9 +33,22 @@ enum JsonType : std::uint32_t {
 /// `#/properties/a` and one more part. Names are shortened: paths are for messages.
 std::string path_join(std::string_view path, std::string_view part);
 
-/// The number of values in `json`. Throws Error where it is too deep or has too many; needs no
-/// stack.
-std::size_t schema_size(const Json& json);
+struct SchemaSize {
+  std::size_t values = 0;
+  std::size_t bytes = 0;  ///< of strings and names
+
+  SchemaSize& operator+=(const SchemaSize& other) {
+    values += other.values;
+    bytes += other.bytes;
+    return *this;
+  }
+  bool fits(std::size_t times) const {
+    return values <= times * kMaxSchemaValues && bytes <= times * kMaxSchemaBytes;
+  }
+};
+
+/// Throws Error where `json` is too deep, has too many values or too much text; needs no stack.
+SchemaSize schema_size(const Json& json);
 
 /// Throws Error for a keyword that is not implemented.
 void keywords_check(const Json& schema, std::string_view path);

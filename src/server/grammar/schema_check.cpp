@@ -114,23 +114,34 @@ std::string path_join(std::string_view path, std::string_view part) {
   return std::string(path) + "/" + text_printable(escaped, 60);
 }
 
-std::size_t schema_size(const Json& json) {
+SchemaSize schema_size(const Json& json) {
   std::vector<std::pair<const Json*, std::size_t>> open{{&json, 1}};
-  std::size_t count = 0;
+  SchemaSize size;
   while (!open.empty()) {
     const auto [value, depth] = open.back();
     open.pop_back();
     if (depth > kMaxSchemaDepth) {
       fail_input("schema: nested more than {} deep; use $defs and $ref", kMaxSchemaDepth);
     }
-    count += 1;
-    if (count + open.size() + value->size() > kMaxSchemaValues && value->is_structured()) {
+    size.values += 1;
+    if (size.values + open.size() + value->size() > kMaxSchemaValues && value->is_structured()) {
       fail_input("schema: more than {} values; make it smaller", kMaxSchemaValues);
     }
-    if (!value->is_structured()) continue;
-    for (const Json& part : *value) open.emplace_back(&part, depth + 1);
+    if (value->is_string()) size.bytes += value->get_ref<const std::string&>().size();
+    if (value->is_object()) {
+      for (const auto& [name, part] : *value->get_ptr<const Json::object_t*>()) {
+        size.bytes += name.size();
+        open.emplace_back(&part, depth + 1);
+      }
+    } else if (value->is_array()) {
+      for (const Json& part : *value) open.emplace_back(&part, depth + 1);
+    }
+    if (size.bytes > kMaxSchemaBytes) {
+      fail_input("schema: its text and names are more than {} bytes together; shorten them",
+                 kMaxSchemaBytes);
+    }
   }
-  return count;
+  return size;
 }
 
 bool keyword_annotates(std::string_view keyword) {

@@ -210,6 +210,28 @@ TEST(SchemaErrors, HostileSchemasEndInALineAndSoon) {
   expect_quick(chain, true);
 }
 
+TEST(SchemaErrors, TextIsCountedTooAndEachTimeItIsCopied) {
+  const auto text = [](std::size_t bytes) { return std::string(bytes, 'x'); };
+  for (const Json& schema :
+       {Json{{"const", text(2'000'000)}}, Json{{"description", text(2'000'000)}},
+        Json{{"properties", {{text(2'000'000), true}}}},
+        Json{{"enum", {text(600'000), text(600'000)}}}}) {
+    EXPECT_THAT(schema_error(schema), HasSubstr("bytes together"));
+  }
+  EXPECT_EQ(schema_error({{"type", "null"}, {"description", text(1'000'000)}}), "");
+  // Each alternative copies the text beside anyOf.
+  const Json choices(std::vector<Json>(900, Json{{"type", "string"}}));
+  EXPECT_THAT(schema_error({{"enum", {text(100'000)}}, {"anyOf", choices}}),
+              HasSubstr("too large once"));
+}
+
+TEST(SchemaErrors, WhatIsReadToCombineListsIsBounded) {
+  Json values = Json::array();
+  for (int i = 0; i < 90'000; ++i) values.push_back(i);
+  const Json choices(std::vector<Json>(900, Json{{"enum", {0}}}));
+  EXPECT_THAT(schema_error({{"enum", values}, {"anyOf", choices}}), HasSubstr("too large once"));
+}
+
 TEST(SchemaErrors, LongListsOfValuesAreCombined) {
   Json first = Json::array(), second = Json::array();
   for (int i = 0; i < 500; ++i) {

@@ -106,6 +106,24 @@ TEST(ToolGrammars, RepliesOfThemAreReadAsCalls) {
   }
 }
 
+TEST(ToolGrammars, OfSchemasThatAreTooLargeTogetherAreNotMade) {
+  const auto rule_of = [](const Json& property) {
+    ToolRule rule;
+    for (int i = 0; i < 6; ++i) {
+      rule.calls.push_back({.name = "g" + std::to_string(i),
+                            .before = "x",
+                            .arguments = {{"type", "object"}, {"properties", {{"p", property}}}},
+                            .after = "y"});
+    }
+    return rule;
+  };
+  const std::string text(std::size_t{180} << 10, 'x');
+  expect_error([&] { tool_grammar(rule_of({{"description", text}})); }, {"too large together"});
+  const Json values = Json::array({text.substr(0, 60'000)});
+  expect_error([&] { tool_grammar(rule_of({{"enum", values}})); }, {"too large together"});
+  EXPECT_NO_THROW(tool_grammar(rule_of({{"description", text.substr(0, 1000)}})));
+}
+
 TEST(ToolGrammars, NameTheToolWhoseSchemaCannotBeEnforced) {
   ToolRule rule;
   rule.calls.push_back({.name = "g",
