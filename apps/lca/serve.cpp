@@ -213,6 +213,7 @@ void run(const ServeFlags& flags) {
   server::ServiceOptions wanted;
   wanted.strict_model = flags.strict;
   wanted.max_body = options.limits.body_bytes;
+  wanted.most_aside = static_cast<std::size_t>(host_wanted.most_queued);
   wanted.most_aside_bytes = host_wanted.most_queued_bytes;
   wanted.log_prompts = flags.log_prompts;
   wanted.log = [logger](std::string_view line) { logger->info(line); };

@@ -21,6 +21,7 @@ namespace {
 constexpr std::array<char, 8> kMagic{'L', 'C', 'A', 'S', 'E', 'S', 'S', 'N'};
 constexpr std::size_t kSizeAt = sizeof(kMagic) + sizeof(std::uint32_t);
 constexpr std::size_t kBodyAt = kSizeAt + sizeof(std::uint64_t);
+constexpr const char* kAdvice = "it cannot be continued; start a new one";
 constexpr std::int64_t kMostLayers = 1 << 16;
 constexpr std::int64_t kMostVocabulary = std::numeric_limits<std::int32_t>::max();
 constexpr std::size_t kLongestText = 4096;
@@ -253,14 +254,13 @@ SessionRecord get_record(ByteReader& from, std::uint32_t version) {
   return record;
 }
 
-/// Checks magic, version, size and checksum; returns a reader of the rest.
-ByteReader body_of(std::span<const std::byte> bytes, std::uint32_t& version) {
+/// Checks magic, version and size; returns what the checksum covers.
+std::span<const std::byte> covered_of(std::span<const std::byte> bytes, std::uint32_t& version) {
   if (bytes.empty()) fail_input("is empty, not a session");
   ByteReader from(bytes, "it");
   if (bytes.size() < sizeof(kMagic) || from.get<std::array<char, 8>>() != kMagic) {
     fail_input("is not a session of lca");
   }
-  constexpr const char* kAdvice = "it cannot be continued; start a new one";
   if (bytes.size() < kBodyAt) fail_input("is truncated: {}", kAdvice);
   version = from.get<std::uint32_t>();
   if (version < 1 || version > kSessionVersion) {
@@ -274,12 +274,27 @@ ByteReader body_of(std::span<const std::byte> bytes, std::uint32_t& version) {
   if (size < bytes.size() || size < kBodyAt + sizeof(Checksum)) {
     fail_input("is damaged: it has {} bytes and should have {}; {}", bytes.size(), size, kAdvice);
   }
-  const auto covered = bytes.first(bytes.size() - sizeof(Checksum));
+  return bytes.first(bytes.size() - sizeof(Checksum));
+}
+
+/// The same with the checksum; returns a reader of the rest.
+ByteReader body_of(std::span<const std::byte> bytes, std::uint32_t& version) {
+  const auto covered = covered_of(bytes, version);
   const Checksum sum = checksum(covered);
   if (std::memcmp(sum.data(), bytes.data() + covered.size(), sizeof(sum)) != 0) {
     fail_input("is damaged: its checksum does not match; {}", kAdvice);
   }
   return {covered.subspan(kBodyAt), "it"};
+}
+
+/// Reads a file; errors begin with its name.
+template <typename Read>
+auto named_read(std::string_view name, const Read& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("{}: {}", path_printable(name), error.what()));
+  }
 }
 
 }  // namespace
@@ -319,18 +334,27 @@ void session_write(const std::string& path, const SessionRecord& record) {
 }
 
 SessionRecord session_parse(std::span<const std::byte> bytes, std::string_view name) {
-  try {
+  return named_read(name, [&] {
     std::uint32_t version = 0;
     ByteReader from = body_of(bytes, version);
     return get_record(from, version);
-  } catch (const Error& error) {
-    throw Error(error.kind(), fmt::format("{}: {}", path_printable(name), error.what()));
-  }
+  });
 }
 
 SessionRecord session_read(const std::string& path, FileAccess access) {
   const MappedFile file(path, access);
   return mapped_read(file, [&] { return session_parse(file.bytes(), path); });
+}
+
+SessionHead session_read_head(const std::string& path, FileAccess access) {
+  const MappedFile file(path, access);
+  return mapped_read(file, [&] {
+    return named_read(path, [&] {
+      std::uint32_t version = 0;
+      ByteReader from(covered_of(file.bytes(), version).subspan(kBodyAt), "it");
+      return get_head(from, version);
+    });
+  });
 }
 
 void session_check_settings(const SessionHead& head, const std::vector<Settings>& wanted,

@@ -74,6 +74,9 @@ void session_write(const std::string& path, const SessionRecord& record);
 /// others. Throws Error (bad input) that begins with `name`.
 SessionRecord session_parse(std::span<const std::byte> bytes, std::string_view name);
 SessionRecord session_read(const std::string& path, FileAccess access = FileAccess::map);
+/// What stands before the caches, and nothing behind it: the checksum, which is of all, is not
+/// checked, so that it costs no more than it holds.
+SessionHead session_read_head(const std::string& path, FileAccess access = FileAccess::map);
 
 /// Restores a session from a record, as Session::load does; `name` is the file's.
 Session session_resume(SessionRecord record, std::shared_ptr<const Model> model, Context& context,

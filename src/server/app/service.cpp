@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <exception>
 #include <random>
 #include <utility>
 
@@ -15,6 +16,7 @@ namespace lca::server {
 namespace {
 
 constexpr const char* kJson = "application/json";
+constexpr auto kLockPause = std::chrono::milliseconds(25);
 
 ApiError not_now(int status, std::string message) {
   ApiError error;
@@ -30,22 +32,6 @@ asio::awaitable<void> send_error(ResponseWriter& writer, Dialect dialect, ApiErr
   std::string body = error_body(dialect, error);
   co_await writer.send(error.status, kJson, std::move(body));
 }
-
-/// Counts a body while the pool has it.
-class AsideBytes {
- public:
-  AsideBytes(std::atomic<std::size_t>& all, std::size_t bytes)
-      : all_(all), bytes_(bytes), before_(all.fetch_add(bytes)) {}
-  ~AsideBytes() { all_ -= bytes_; }
-  AsideBytes(const AsideBytes&) = delete;
-  AsideBytes& operator=(const AsideBytes&) = delete;
-
-  std::size_t before() const { return before_; }  ///< of the others
-
- private:
-  std::atomic<std::size_t>& all_;
-  std::size_t bytes_, before_;
-};
 
 /// Methods of a path for the header Allow; empty: not a path of this server.
 std::string methods_of(std::string_view path) {
@@ -86,11 +72,14 @@ void Service::open(std::unique_ptr<ServedModel> model, std::unique_ptr<ServedMod
 void Service::drain() { state_->draining = true; }
 
 void Service::close() {
+  state_->aside.drop();
+  state_->files.drop();
   if (!state_->opened.exchange(false)) return;
   for (ServedModel* each : {state_->model.get(), state_->compare.get()}) {
     if (each != nullptr) each->host().drain({});
   }
-  state_->pool.join();
+  state_->aside.stop();
+  state_->files.stop();
 }
 
 Handler Service::handler() {
@@ -151,7 +140,8 @@ asio::awaitable<void> Service::State::answer(HttpRequest request, ResponseWriter
 
 asio::awaitable<void> Service::State::answer_route(HttpRequest& request, ResponseWriter& writer,
                                                    const RouteMatch& match) {
-  std::function<std::string()> slow;
+  std::function<std::string()> slow, on_file;
+  std::optional<ForkRequest> fork;
   std::string body, type = kJson;
   switch (match.route) {
     case Route::health:
@@ -201,52 +191,65 @@ asio::awaitable<void> Service::State::answer_route(HttpRequest& request, Respons
           slow = [&] { return body_detokenize(request); };
           break;
         case Route::sessions:
-          slow = [&] { return body_sessions(); };
+          on_file = [&] { return body_sessions(); };
           break;
         case Route::session_fork:
-          slow = [&] { return body_fork(request, name); };
+          on_file = [&] {
+            if (!fork) fork = parse_fork(json_parse_body(request.body));
+            return body_fork(*fork, name);
+          };
           break;
         case Route::session_delete:
-          slow = [&] { return body_delete(name); };
+          on_file = [&] { return body_delete(name); };
           break;
         case Route::session_messages:
-          slow = [&] { return body_messages(name); };
+          on_file = [&] { return body_messages(name); };
           break;
         case Route::cache:
-          slow = [&] { return body_cache(request, name); };
+          on_file = [&] { return body_cache(request, name); };
           break;
         default:
           break;
       }
     }
   }
+  bool here = true;
   if (slow) {
+    const Aside::Place place(aside, request.body.size());
     const std::function<void()> work = [&] { body = slow(); };
-    co_await aside(work, request.body.size(), writer);
+    here = co_await aside.run(work, writer);
+  } else if (on_file) {
+    const Aside::Place place(files, request.body.size());
+    const std::function<void()> work = [&] { body = on_file(); };
+    here = co_await on_files(work, writer);
   }
-  co_await writer.send(200, std::move(type), std::move(body));
+  if (here) co_await writer.send(200, std::move(type), std::move(body));
 }
 
-asio::awaitable<void> Service::State::aside(std::function<void()> work, std::size_t bytes,
-                                            ResponseWriter& writer) {
-  const AsideBytes held(aside_bytes, bytes);
-  if (bytes > 0 && held.before() > 0 && held.before() + bytes > options.most_aside_bytes) {
-    throw ApiException(not_now(429, "too many large requests are waiting; try again in 2 s"));
-  }
-  const auto inbox = Mailbox<std::exception_ptr>::make(writer.executor());
-  asio::post(pool, [box = inbox.box(), &work] {
-    std::exception_ptr failure;
+asio::awaitable<bool> Service::State::on_files(const std::function<void()>& work,
+                                               ResponseWriter& writer) {
+  const std::chrono::duration<double> patience(model->host().lock_seconds());
+  const auto asked = std::chrono::steady_clock::now();
+  std::exception_ptr held;
+  const std::function<void()> attempt = [&] {
+    held = nullptr;
     try {
       work();
-    } catch (...) {
-      failure = std::current_exception();
+    } catch (const SessionHeld&) {
+      held = std::current_exception();
     }
-    box->push(failure);
-  });
-  // Without end: the work refers to this coroutine.
-  std::optional<std::exception_ptr> made;
-  while (!made) made = co_await inbox.pop(std::chrono::hours(1));
-  if (*made) std::rethrow_exception(*made);
+  };
+  asio::steady_timer pause(writer.executor());
+  while (!writer.gone()) {
+    const bool done = co_await files.run(attempt, writer);
+    if (!done || !held) co_return done;
+    if (std::chrono::steady_clock::now() - asked >= patience) std::rethrow_exception(held);
+    // No thread waits: others hold other sessions.
+    pause.expires_after(kLockPause);
+    boost::system::error_code error;
+    co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+  }
+  co_return false;
 }
 
 }  // namespace lca::server

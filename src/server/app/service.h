@@ -1,8 +1,9 @@
 #pragma once
 /// The server's requests: from HTTP to jobs of a host and back to replies.
 ///
-/// A coroutine per request on the HTTP server's threads; what may take long (tokenising a text,
-/// files of sessions) is done by a few threads of the service.
+/// A coroutine per request on the HTTP server's threads; what may take long (large bodies, schemas,
+/// tokenising a text, large replies) is done by a few threads of the service, and what reads files
+/// of sessions by others.
 
 #include "server/app/served_model.h"
 #include "server/http/server.h"
@@ -17,9 +18,10 @@
 namespace lca::server {
 
 struct ServiceOptions {
-  bool strict_model = false;                             ///< other names than the model's are 404
-  std::size_t max_body = 0;                              ///< bytes of a request, for the page
-  std::size_t most_aside_bytes = std::size_t{64} << 20;  ///< bodies that wait to be parsed; 429
+  bool strict_model = false;     ///< other names than the model's are 404
+  std::size_t max_body = 0;      ///< bytes of a request, for the page
+  std::size_t most_aside = 256;  ///< requests that wait for a thread beside, of each kind; 429
+  std::size_t most_aside_bytes = std::size_t{64} << 20;  ///< of their bodies
   bool log_prompts = false;
   std::function<void(std::string_view line)> log;  ///< of prompts; any thread
 };

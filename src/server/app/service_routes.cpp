@@ -153,8 +153,7 @@ std::string Service::State::body_sessions() {
   return json_text({{"data", std::move(data)}});
 }
 
-std::string Service::State::body_fork(const HttpRequest& request, const std::string& name) {
-  const ForkRequest asked = parse_fork(json_parse_body(request.body));
+std::string Service::State::body_fork(const ForkRequest& asked, const std::string& name) {
   name_check(name);
   store().fork(name, asked.to, asked.at_message, model->host().turns());
   return json_text({{"name", asked.to}});

@@ -1,6 +1,7 @@
 // Requests for text: jobs, their events, and the reply.
 
 #include "server/api/request_json.h"
+#include "server/app/on_gone.h"
 #include "server/app/service_state.h"
 #include "server/headers.h"
 #include "server/tools/tool_events.h"
@@ -58,11 +59,12 @@ class Jobs {
   Jobs(const Jobs&) = delete;
   Jobs& operator=(const Jobs&) = delete;
 
-  void submit(Job job) {
+  void submit(Job job, EngineHost::Admission& admitted) {
     const std::size_t number = ids_.size();
-    ids_.push_back(host_.submit_admitted(std::move(job), [box = box_, number](JobEvent event) {
+    const auto push = [box = box_, number](JobEvent event) {
       box->push({number, std::move(event)});
-    }));
+    };
+    ids_.push_back(host_.submit(std::move(job), push, admitted));
   }
   void cancel() {
     for (const JobId id : ids_) host_.cancel(id);
@@ -73,22 +75,6 @@ class Jobs {
   EngineHost& host_;
   std::shared_ptr<Arrivals> box_;
   std::vector<JobId> ids_;
-};
-
-/// Calls while it lives when the client leaves.
-class OnGone {
- public:
-  OnGone(ResponseWriter& writer, std::function<void()> call) : writer_(writer) {
-    writer_.on_gone(std::move(call));
-  }
-  ~OnGone() {
-    if (!writer_.gone()) writer_.on_gone({});
-  }
-  OnGone(const OnGone&) = delete;
-  OnGone& operator=(const OnGone&) = delete;
-
- private:
-  ResponseWriter& writer_;
 };
 
 /// What a stream's comments say while nothing else does.
@@ -164,7 +150,9 @@ asio::awaitable<void> Service::State::answer_text(HttpRequest& request, Response
     asked = request_parse(route, request);
   };
   if (bytes > kQuickBody) {
-    co_await aside(parse, bytes, writer);
+    const Aside::Place place(aside, bytes);
+    const bool here = co_await aside.run(parse, writer);
+    if (!here) co_return;
   } else {
     parse();
   }
@@ -176,13 +164,14 @@ asio::awaitable<void> Service::State::answer_text(HttpRequest& request, Response
     if (&chosen != model.get()) job.session.clear();  // sessions are the model's alone
     slow = slow || job.rule.kind != OutputRule::Kind::free;
   }
-  chosen.host().admit(asked.jobs);  // before anything that costs
+  // Before anything that costs. A schema that waits for its turn has its place in the queue.
+  EngineHost::Admission admitted = chosen.host().admit(asked.jobs);
   const std::function<void()> prepare = [&] {
     for (Job& job : asked.jobs) chosen.prepare(job);
   };
   if (slow) {
-    co_await aside(prepare, bytes, writer);
-    chosen.host().admit(asked.jobs);  // others came meanwhile
+    const bool here = co_await aside.run(prepare, writer);
+    if (!here) co_return;
   } else {
     prepare();
   }
@@ -194,7 +183,7 @@ asio::awaitable<void> Service::State::answer_text(HttpRequest& request, Response
                    .model = chosen.name()});
   const auto inbox = Arrivals::make(writer.executor());
   Jobs jobs(chosen.host(), inbox.box());
-  for (Job& job : asked.jobs) jobs.submit(std::move(job));
+  for (Job& job : asked.jobs) jobs.submit(std::move(job), admitted);
   const OnGone leaving(writer, [&jobs, box = inbox.box()] {
     jobs.cancel();
     box->close();

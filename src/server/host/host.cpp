@@ -179,14 +179,7 @@ void EngineHost::State::require_room(std::size_t bytes) {
       seconds));
 }
 
-void EngineHost::State::admit(std::span<const Job> asked) {
-  std::size_t bytes = 0;
-  for (const Job& job : asked) bytes += bytes_of(job);
-  const std::lock_guard guard(mutex);
-  require_room(bytes);
-}
-
-JobId EngineHost::State::submit(Job job, OnEvent on_event, bool admitted) {
+EngineHost::State::JobPtr EngineHost::State::job_make(Job job, OnEvent on_event) const {
   auto made = std::make_shared<HostJob>();
   made->bytes = bytes_of(job);
   if (job.n < 1) throw ApiException(refusal(400, "n must be 1 or more", "n"));
@@ -212,20 +205,7 @@ JobId EngineHost::State::submit(Job job, OnEvent on_event, bool admitted) {
   made->saved = store && !job.session.empty();
   made->job = std::move(job);
   made->on_event = std::move(on_event);
-  {
-    const std::lock_guard guard(mutex);
-    if (admitted) {
-      require_running();
-    } else {
-      require_room(made->bytes);
-    }
-    made->id = ++last_id;
-    jobs.emplace(made->id, made);
-    ++counts.queued;
-    counts.queued_bytes += made->bytes;
-  }
-  workers->post([this, made] { prepare(made); });
-  return made->id;
+  return made;
 }
 
 EngineHost::State::JobPtr EngineHost::State::job_find(JobId id) const {
@@ -326,12 +306,50 @@ EngineHost::EngineHost(std::shared_ptr<const Model> model, Context& context, Hos
     : state_(std::make_unique<State>(std::move(model), context, std::move(options))) {}
 EngineHost::~EngineHost() = default;
 
-JobId EngineHost::submit(Job job, OnEvent on_event) {
-  return state_->submit(std::move(job), std::move(on_event), false);
+EngineHost::Admission::Admission(Admission&& other) noexcept
+    : host_(other.host_),
+      jobs_(std::exchange(other.jobs_, 0)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+EngineHost::Admission::~Admission() {
+  if (jobs_ == 0 && bytes_ == 0) return;
+  const std::lock_guard guard(host_->mutex);
+  host_->counts.queued -= jobs_;
+  host_->counts.queued_bytes -= bytes_;
 }
-void EngineHost::admit(std::span<const Job> jobs) { state_->admit(jobs); }
-JobId EngineHost::submit_admitted(Job job, OnEvent on_event) {
-  return state_->submit(std::move(job), std::move(on_event), true);
+
+EngineHost::Admission EngineHost::admit(std::span<const Job> jobs) {
+  std::size_t bytes = 0;
+  for (const Job& job : jobs) bytes += bytes_of(job);
+  Admission made(*state_);
+  const std::lock_guard guard(state_->mutex);
+  state_->require_room(bytes);
+  made.jobs_ = std::ssize(jobs);
+  made.bytes_ = bytes;
+  state_->counts.queued += made.jobs_;
+  state_->counts.queued_bytes += bytes;
+  return made;
+}
+
+JobId EngineHost::submit(Job job, OnEvent on_event, Admission& admitted) {
+  const auto made = state_->job_make(std::move(job), std::move(on_event));
+  {
+    const std::lock_guard guard(state_->mutex);
+    state_->require_running();
+    made->id = ++state_->last_id;
+    state_->jobs.emplace(made->id, made);
+    // It takes over its place, and its bytes, which preparing it may have changed.
+    --admitted.jobs_;
+    made->bytes = std::min(made->bytes, admitted.bytes_);
+    admitted.bytes_ -= made->bytes;
+  }
+  state_->workers->post([state = state_.get(), made] { state->prepare(made); });
+  return made->id;
+}
+
+JobId EngineHost::submit(Job job, OnEvent on_event) {
+  Admission admitted = admit(std::span(&job, 1));
+  return submit(std::move(job), std::move(on_event), admitted);
 }
 bool EngineHost::cancel(JobId id) { return state_->cancel(id); }
 bool EngineHost::finish(JobId id) { return state_->finish(id); }
@@ -349,6 +367,7 @@ std::optional<TokenRange> EngineHost::cache_text(std::string_view session, std::
 bool EngineHost::continues() const { return state_->chat.has_value(); }
 const TurnTokens& EngineHost::turns() const { return state_->turns; }
 std::int64_t EngineHost::context_tokens() const { return state_->most_tokens; }
+double EngineHost::lock_seconds() const { return state_->options.lock_seconds; }
 std::vector<std::int32_t> EngineHost::prompt_tokens(const Job& job) const {
   return state_->prompt_tokens(job);
 }

@@ -97,6 +97,7 @@ class EngineHost {
   /// Events of one job come one at a time, from the threads of the host; it must not block, nor
   /// throw. `done` of the last choice, or `failed`, is the last.
   using OnEvent = std::function<void(JobEvent)>;
+  struct State;
 
   EngineHost(std::shared_ptr<const Model> model, Context& context, HostOptions options);
   /// Cancels what is left.
@@ -104,14 +105,29 @@ class EngineHost {
   EngineHost(const EngineHost&) = delete;
   EngineHost& operator=(const EngineHost&) = delete;
 
+  /// Places in the queue for the jobs of one request, counted as queued until these are submitted.
+  /// It gives back what is left of them; the host must outlive it.
+  class Admission {
+   public:
+    Admission(Admission&& other) noexcept;
+    ~Admission();
+    Admission(const Admission&) = delete;
+    Admission& operator=(const Admission&) = delete;
+
+   private:
+    friend class EngineHost;
+    explicit Admission(State& host) : host_(&host) {}
+    State* host_;
+    std::int64_t jobs_ = 0;
+    std::size_t bytes_ = 0;
+  };
   /// Throws ApiException: 429 with the seconds to wait where too much is queued, 503 while
-  /// draining, 400 where the job cannot run here.
+  /// draining. The jobs of one request are queued all or none, however many they are.
+  Admission admit(std::span<const Job> jobs);
+  /// Throws ApiException: 503 while draining, 400 where the job cannot run here.
+  JobId submit(Job job, OnEvent on_event, Admission& admitted);
+  /// Both for a single job.
   JobId submit(Job job, OnEvent on_event);
-  /// The same for the jobs of one request, which are queued all or none, however many they are:
-  /// throws as `submit` where there is no room for them; then they are submitted by
-  /// `submit_admitted`.
-  void admit(std::span<const Job> jobs);
-  JobId submit_admitted(Job job, OnEvent on_event);
   /// The job ends with `done` events of reason `cancelled`. False where it is over.
   bool cancel(JobId id);
   /// The job ends as if its replies had come to their end: what is written of them counts, and is
@@ -135,10 +151,10 @@ class EngineHost {
   bool continues() const;
   const TurnTokens& turns() const;
   std::int64_t context_tokens() const;
+  /// That a request waits for a session that another one holds.
+  double lock_seconds() const;
   /// The token ids that a job's prompt has, as it would be read without cache.
   std::vector<std::int32_t> prompt_tokens(const Job& job) const;
-
-  struct State;
 
  private:
   std::unique_ptr<State> state_;

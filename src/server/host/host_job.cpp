@@ -92,10 +92,7 @@ void EngineHost::State::lock_session(const JobPtr& job) {
         files->post([this, job] { lock_session(job); }, kLockRetry);
         return;
       }
-      fail(job, refusal(409, fmt::format(
-                                 "session \"{}\" is in use by another request; wait for it to end",
-                                 name)));
-      return;
+      throw SessionHeld(name);
     }
     // What this server saved last is in the prefix cache; what another one saved is not. Replies
     // that were generated before this server began have their ids in the session alone.

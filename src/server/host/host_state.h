@@ -115,8 +115,7 @@ struct EngineHost::State {
   std::optional<TaskQueue> files;    ///< sessions, which must not wait for a long text
   std::jthread stepper;              ///< the last to begin, the first to end
 
-  JobId submit(Job job, OnEvent on_event, bool admitted);
-  void admit(std::span<const Job> asked);
+  std::shared_ptr<HostJob> job_make(Job job, OnEvent on_event) const;
   bool cancel(JobId id);
   bool finish(JobId id);
   JobPtr job_find(JobId id) const;

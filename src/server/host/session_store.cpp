@@ -5,11 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <iterator>
 #include <system_error>
-#include <thread>
 
 #include "core/descriptor.h"
 #include "core/error.h"
@@ -25,7 +23,6 @@ namespace {
 constexpr std::string_view kEnding = ".session";
 constexpr std::string_view kMessagesEnding = ".messages.json";
 constexpr std::size_t kLongestName = 64;
-constexpr auto kLockPause = std::chrono::milliseconds(10);
 
 void require_name(std::string_view name) {
   if (SessionStore::is_name(name)) return;
@@ -95,6 +92,10 @@ void record_empty(SessionRecord& record) {
 
 }  // namespace
 
+SessionHeld::SessionHeld(std::string_view name)
+    : Error(ErrorKind::busy,
+            fmt::format("session \"{}\" is in use by another request; wait for it to end", name)) {}
+
 SessionStore::SessionStore(std::filesystem::path folder) : folder_(std::move(folder)) {
   std::error_code code;
   std::filesystem::create_directories(folder_, code);
@@ -133,15 +134,10 @@ std::unique_ptr<SessionLock> SessionStore::try_lock(std::string_view name) const
   }
 }
 
-std::unique_ptr<SessionLock> SessionStore::lock(std::string_view name, double seconds) const {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  for (;;) {
-    if (auto held = try_lock(name)) return held;
-    if (std::chrono::steady_clock::now() >= until) {
-      fail_busy("session \"{}\" is in use by another request; wait for it to end", name);
-    }
-    std::this_thread::sleep_for(kLockPause);
-  }
+std::unique_ptr<SessionLock> SessionStore::lock(std::string_view name) const {
+  auto held = try_lock(name);
+  if (!held) throw SessionHeld(name);
+  return held;
 }
 
 std::optional<FileStamp> SessionStore::stamp(std::string_view name) const {
@@ -230,7 +226,7 @@ std::vector<SessionRow> SessionStore::list() const {
     }
     if (!counted) {
       try {
-        row.tokens = session_read(at->path().native()).head.length();
+        row.tokens = session_read_head(at->path().native()).length();
       } catch (const Error&) {
         continue;  // no session, or one that was just deleted
       }
@@ -275,11 +271,8 @@ void SessionStore::fork(std::string_view from, std::string_view to, std::int64_t
   const std::filesystem::path source = path(from);
   const std::filesystem::path target = path(to);
   if (from == to) fail_input("session \"{}\" cannot be forked into itself", from);
-  // In the order of their names, so that two forks cannot wait for each other.
-  const auto begin = std::chrono::steady_clock::now();
   const auto first = lock(std::min(from, to));
-  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-  const auto second = lock(std::max(from, to), kLockSeconds - waited.count());
+  const auto second = lock(std::max(from, to));
   if (!stamp_of(source)) fail_missing(from);
   if (stamp_of(target)) {
     fail_busy("there is a session \"{}\" already: delete it first, or choose another name", to);

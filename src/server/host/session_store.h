@@ -14,6 +14,7 @@
 ///
 /// Thread-safe.
 
+#include <lca/error.h>
 #include <lca/session.h>
 
 #include <cstddef>
@@ -57,10 +58,14 @@ struct SessionFacts {
   std::size_t dense_bytes = 0;
 };
 
+/// Another request or program holds a session; nothing was done, and trying again may help.
+class SessionHeld : public Error {
+ public:
+  explicit SessionHeld(std::string_view name);
+};
+
 class SessionStore {
  public:
-  static constexpr double kLockSeconds = 2;  ///< that a fork or a deletion waits for others
-
   /// Creates the folder where it is missing. Throws Error naming it.
   explicit SessionStore(std::filesystem::path folder);
 
@@ -70,8 +75,8 @@ class SessionStore {
 
   /// Null where another request or program holds it.
   std::unique_ptr<SessionLock> try_lock(std::string_view name) const;
-  /// Tries until it is free. Throws Error (busy) after `seconds`.
-  std::unique_ptr<SessionLock> lock(std::string_view name, double seconds = kLockSeconds) const;
+  /// The same; throws SessionHeld.
+  std::unique_ptr<SessionLock> lock(std::string_view name) const;
 
   // With the lock held.
   std::optional<FileStamp> stamp(std::string_view name) const;
@@ -87,13 +92,15 @@ class SessionStore {
   void save_messages(std::string_view name, const Json& conversation);
 
   // These take no lock: files appear whole. Error (not_found, bad_input).
+  /// What the heads of the files say: one that is damaged behind its head is listed too.
   std::vector<SessionRow> list() const;
   /// `tokens`, where given, receives its token ids.
   SessionFacts facts(std::string_view name, std::vector<std::int32_t>* tokens = nullptr) const;
   /// `{"messages": [{"role","content"}, …]}`; none where there is no session, or no text of it.
   std::optional<Json> messages(std::string_view name) const;
 
-  // These lock by themselves: Error (busy) where a request runs, not_found, bad_input.
+  // These lock by themselves and wait for nobody: SessionHeld where a request runs; Error
+  // (not_found, bad_input, busy: a name is taken).
   /// `at_message`: only the first so many messages, as far as the session can go back; negative:
   /// all. `to` must be a new name.
   void fork(std::string_view from, std::string_view to, std::int64_t at_message,

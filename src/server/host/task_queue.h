@@ -22,17 +22,28 @@ class TaskQueue {
       threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
     }
   }
-  /// Tasks that have not begun are dropped.
-  ~TaskQueue() {
+  ~TaskQueue() { stop(); }
+  TaskQueue(const TaskQueue&) = delete;
+  TaskQueue& operator=(const TaskQueue&) = delete;
+
+  /// Drops the tasks that have not begun and those that are posted from now on.
+  void drop() {
+    decltype(tasks_) left;  // what they hold goes without the lock
+    const std::lock_guard lock(mutex_);
+    dropping_ = true;
+    left.swap(tasks_);
+  }
+  /// The same, and waits for those that have begun. No task may call it.
+  void stop() {
+    drop();
     for (std::jthread& thread : threads_) thread.request_stop();
     threads_.clear();
   }
-  TaskQueue(const TaskQueue&) = delete;
-  TaskQueue& operator=(const TaskQueue&) = delete;
 
   void post(std::function<void()> task, Clock::duration delay = {}) {
     {
       const std::lock_guard lock(mutex_);
+      if (dropping_) return;
       tasks_.emplace(std::pair(Clock::now() + delay, next_++), std::move(task));
     }
     wake_.notify_one();
@@ -68,6 +79,7 @@ class TaskQueue {
   std::condition_variable_any wake_;
   std::map<std::pair<Clock::time_point, std::uint64_t>, std::function<void()>> tasks_;
   std::uint64_t next_ = 0;
+  bool dropping_ = false;
   std::vector<std::jthread> threads_;
 };
 

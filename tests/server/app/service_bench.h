@@ -36,6 +36,8 @@ class ServiceBench {
         std::make_unique<server::ServedModel>("tiny", HostBench::shared_model(), 2, host_),
         nullptr);
   }
+  /// As at the end, while connections are still served.
+  void close() { service_.close(); }
   std::uint16_t port() const { return server_->port(); }
 
   server::test::RawReply get(const std::string& path) const {
