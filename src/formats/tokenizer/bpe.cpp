@@ -103,6 +103,10 @@ void BpeModel::byte_fallback_set() {
   }
 }
 
+bool BpeModel::byte_fallback_whole() const {
+  return has_byte_fallback_ && std::ranges::all_of(bytes_, [](auto id) { return id >= 0; });
+}
+
 void BpeModel::fallback(std::string_view character, std::vector<std::int32_t>& ids,
                         std::int32_t& pending) const {
   if (has_byte_fallback_) {

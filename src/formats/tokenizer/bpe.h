@@ -53,6 +53,8 @@ class BpeModel {
   void scores_set(std::vector<std::optional<float>> scores) { scores_ = std::move(scores); }
   /// Looks up the tokens <0x00> to <0xFF>; characters that are not in the vocabulary become those.
   void byte_fallback_set();
+  /// Whether every byte has such a token.
+  bool byte_fallback_whole() const;
 
   bool ignore_merges = false;  ///< a word that is a token becomes that token at once
   bool fuse_unknown = false;

@@ -38,6 +38,14 @@ Regex pattern_read(const JsonObject& object) {
   return Regex::literal(inner.text("String"), where);
 }
 
+ReplaceStep replace_read(const JsonObject& object) {
+  ReplaceStep step{pattern_read(object), short_text(object, "content")};
+  const JsonTree& pattern = *object.find("pattern");
+  const JsonObject inner(pattern, object.where(), object.path() + ".pattern");
+  if (inner.find("Regex") == nullptr) step.literal = inner.text("String").size();
+  return step;
+}
+
 /// Calls `read` for the part, or one by one for the parts of a Sequence, however nested.
 void each_part(const JsonTree& tree, std::string_view where, const std::string& path,
                std::string_view list_name, std::size_t& count,
@@ -106,7 +114,7 @@ void decode_step_read(const JsonObject& object, const std::string& type, TokenDe
     decoder.steps.emplace_back(ByteLevelDecode{});
     is_fused = true;
   } else if (type == "Replace") {
-    decoder.steps.emplace_back(ReplaceStep{pattern_read(object), short_text(object, "content")});
+    decoder.steps.emplace_back(replace_read(object));
   } else if (type == "ByteFallback") {
     decoder.steps.emplace_back(ByteFallbackDecode{});
   } else if (type == "Strip") {
@@ -175,8 +183,7 @@ void normalizer_read(const JsonTree* tree, std::string_view where, Tokenizer::St
               } else if (type == "Prepend") {
                 state.normalise.emplace_back(PrependStep{short_text(object, "prepend")});
               } else if (type == "Replace") {
-                state.normalise.emplace_back(
-                    ReplaceStep{pattern_read(object), short_text(object, "content")});
+                state.normalise.emplace_back(replace_read(object));
               } else {
                 refuse(object, "normalizer", type,
                        "NFC, NFD, NFKC, NFKD, Prepend, Replace and Sequence");

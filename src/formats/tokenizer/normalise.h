@@ -22,6 +22,7 @@ struct PrependStep {
 struct ReplaceStep {
   Regex pattern;
   std::string text;
+  std::size_t literal = 0;  ///< bytes of each match; 0: not the same for all
 };
 
 using NormaliseStep = std::variant<NormalForm, PrependStep, ReplaceStep>;

@@ -3,7 +3,8 @@
 #include "formats/tokenizer/byte_level.h"
 #include "formats/tokenizer/utf8.h"
 
-#include <algorithm>
+#include <optional>
+#include <utility>
 
 namespace lca {
 namespace {
@@ -22,132 +23,127 @@ struct Stretch {
   bool is_match = false;
 };
 
-/// All of a text as stretches, given a function that calls back for each match.
-template <typename EachMatch>
-std::vector<Stretch> stretches_of(std::string_view text, EachMatch each_match) {
-  std::vector<Stretch> stretches;
-  std::size_t done = 0;
-  each_match([&](std::size_t begin, std::size_t end) {
-    if (begin > done) stretches.push_back({done, begin, false});
-    stretches.push_back({begin, end, true});
-    done = end;
-  });
-  if (done < text.size()) stretches.push_back({done, text.size(), false});
-  return stretches;
-}
+/// Stretches of a text from left to right, joined as a Split says.
+template <typename Emit>
+class Joiner {
+ public:
+  Joiner(SplitBehaviour behaviour, Emit emit) : behaviour_(behaviour), emit_(std::move(emit)) {}
 
-/// Joins each match to its neighbour: the one before, seen in the order of the list.
-void merge_with_neighbour(std::vector<Stretch>& stretches) {
-  std::vector<Stretch> merged;
-  bool previous_matches = false;
-  for (const Stretch& stretch : stretches) {
-    if (stretch.is_match && !previous_matches && !merged.empty()) {
-      merged.back().begin = std::min(merged.back().begin, stretch.begin);
-      merged.back().end = std::max(merged.back().end, stretch.end);
+  void take(const Stretch& next) {
+    if (held_ && joins(next)) {
+      held_->end = next.end;
+      if (behaviour_ != SplitBehaviour::contiguous) flush();
+      return;
+    }
+    flush();
+    if (waits(next)) {
+      held_ = next;
+    } else if (behaviour_ != SplitBehaviour::removed || !next.is_match) {
+      emit_(next);
+    }
+  }
+  void flush() {
+    if (held_) emit_(*std::exchange(held_, std::nullopt));
+  }
+
+ private:
+  /// Whether the next stretch may become part of this one.
+  bool waits(const Stretch& stretch) const {
+    switch (behaviour_) {
+      case SplitBehaviour::merged_with_previous:
+        return !stretch.is_match;
+      case SplitBehaviour::merged_with_next:
+        return stretch.is_match;
+      default:
+        return behaviour_ == SplitBehaviour::contiguous;
+    }
+  }
+  /// Of neighbouring matches only the one beside other text is merged with that.
+  bool joins(const Stretch& next) const {
+    return (held_->is_match == next.is_match) == (behaviour_ == SplitBehaviour::contiguous);
+  }
+
+  SplitBehaviour behaviour_;
+  Emit emit_;
+  std::optional<Stretch> held_;
+};
+
+/// Takes a piece through the steps; depth first, so that only one piece of each step is there.
+class Cutter {
+ public:
+  Cutter(const PieceCut& cut, const std::function<void(std::string_view)>& word)
+      : cut_(cut), word_(word) {}
+
+  void run(const Piece& piece, std::size_t step) {
+    if (step == cut_.steps.size()) {
+      word_(piece.text);
     } else {
-      merged.push_back(stretch);
-    }
-    previous_matches = stretch.is_match;
-  }
-  stretches = std::move(merged);
-}
-
-void join_equals(std::vector<Stretch>& stretches) {
-  std::vector<Stretch> joined;
-  for (const Stretch& stretch : stretches) {
-    if (!joined.empty() && joined.back().is_match == stretch.is_match) {
-      joined.back().end = stretch.end;
-    } else {
-      joined.push_back(stretch);
+      std::visit([&](const auto& each) { apply(each, piece, step); }, cut_.steps[step]);
     }
   }
-  stretches = std::move(joined);
-}
 
-/// Adds to `to` what becomes of `piece`.
-void stretches_take(std::vector<Piece>& to, const Piece& piece, std::vector<Stretch>& stretches,
-                    SplitBehaviour behaviour) {
-  switch (behaviour) {
-    case SplitBehaviour::isolated:
-      break;
-    case SplitBehaviour::removed:
-      std::erase_if(stretches, [](const Stretch& stretch) { return stretch.is_match; });
-      break;
-    case SplitBehaviour::contiguous:
-      join_equals(stretches);
-      break;
-    case SplitBehaviour::merged_with_previous:
-      merge_with_neighbour(stretches);
-      break;
-    case SplitBehaviour::merged_with_next:
-      std::ranges::reverse(stretches);
-      merge_with_neighbour(stretches);
-      std::ranges::reverse(stretches);
-      break;
-  }
-  for (const Stretch& stretch : stretches) {
-    if (stretch.begin == stretch.end) continue;
-    to.push_back({piece.text.substr(stretch.begin, stretch.end - stretch.begin),
-                  piece.is_first && stretch.begin == 0});
-  }
-}
-
-void regex_isolate(std::vector<Piece>& to, const Piece& piece, const Regex& regex,
-                   RegexBudget& budget) {
-  auto stretches =
-      stretches_of(piece.text, [&](auto visit) { regex.each(piece.text, budget, visit); });
-  stretches_take(to, piece, stretches, SplitBehaviour::isolated);
-}
-
-struct Splitter {
-  std::vector<Piece>& to;
-  std::deque<std::string>& storage;
-  RegexBudget& budget;
-  const Piece& piece;
-  bool spells;
-
-  void operator()(const SplitStep& step) const {
-    auto stretches =
-        stretches_of(piece.text, [&](auto visit) { step.pattern.each(piece.text, budget, visit); });
-    if (step.is_inverted) {
-      for (Stretch& stretch : stretches) stretch.is_match = !stretch.is_match;
-    }
-    stretches_take(to, piece, stretches, step.behaviour);
-  }
-
-  void operator()(const DigitsStep& step) const {
-    auto stretches = stretches_of(piece.text, [&](auto visit) {
-      for (std::size_t at = 0; at < piece.text.size();) {
-        const Utf8Step character = utf8_step(piece.text.substr(at));
-        if (is_numeric(character.code)) visit(at, at + character.bytes);
-        at += character.bytes;
-      }
+ private:
+  /// `each_match` calls back for the matches in the text of `piece`; what becomes of it goes
+  /// through the steps from `next` on.
+  template <typename EachMatch, typename Next>
+  static void split(const Piece& piece, SplitBehaviour behaviour, bool is_inverted,
+                    const EachMatch& each_match, const Next& next) {
+    Joiner joiner(behaviour, [&](const Stretch& stretch) {
+      if (stretch.begin == stretch.end) return;
+      next({piece.text.substr(stretch.begin, stretch.end - stretch.begin),
+            piece.is_first && stretch.begin == 0});
     });
-    stretches_take(to, piece, stretches,
-                   step.is_individual ? SplitBehaviour::isolated : SplitBehaviour::contiguous);
+    std::size_t done = 0;
+    each_match([&](std::size_t begin, std::size_t end) {
+      if (begin > done) joiner.take({done, begin, is_inverted});
+      joiner.take({begin, end, !is_inverted});
+      done = end;
+    });
+    if (done < piece.text.size()) joiner.take({done, piece.text.size(), is_inverted});
+    joiner.flush();
   }
 
-  void operator()(const ByteLevelStep& step) const {
+  void apply(const SplitStep& step, const Piece& piece, std::size_t at) {
+    split(
+        piece, step.behaviour, step.is_inverted,
+        [&](auto visit) { step.pattern.each(piece.text, cut_.budget, visit); },
+        [&](const Piece& next) { run(next, at + 1); });
+  }
+
+  void apply(const DigitsStep& step, const Piece& piece, std::size_t at) {
+    const auto each_digit = [&](auto visit) {
+      for (std::size_t i = 0; i < piece.text.size();) {
+        const Utf8Step character = utf8_step(piece.text.substr(i));
+        if (is_numeric(character.code)) visit(i, i + character.bytes);
+        i += character.bytes;
+      }
+    };
+    split(piece, step.is_individual ? SplitBehaviour::isolated : SplitBehaviour::contiguous, false,
+          each_digit, [&](const Piece& next) { run(next, at + 1); });
+  }
+
+  void apply(const ByteLevelStep& step, const Piece& piece, std::size_t at) {
     Piece whole = piece;
+    std::string text;
     if (step.adds_prefix_space && !piece.text.starts_with(' ')) {
-      whole.text = storage.emplace_back(" ").append(piece.text);
+      text.append(" ").append(piece.text);
+      whole.text = text;
     }
-    const std::size_t first = to.size();
-    if (step.splits) {
-      regex_isolate(to, whole, gpt2_regex(), budget);
-    } else {
-      to.push_back(whole);
-    }
-    if (!spells) return;
-    for (std::size_t i = first; i < to.size(); ++i) {
-      std::string& spelled = storage.emplace_back();
-      byte_level_spell(spelled, to[i].text);
-      to[i].text = spelled;
-    }
+    const bool spells = cut_.spells || at + 1 < cut_.steps.size();
+    const auto next = [&](const Piece& part) {
+      if (!spells) return run(part, at + 1);
+      std::string spelled;
+      byte_level_spell(spelled, part.text);
+      run({spelled, part.is_first}, at + 1);
+    };
+    if (!step.splits) return next(whole);
+    split(
+        whole, SplitBehaviour::isolated, false,
+        [&](auto visit) { gpt2_regex().each(whole.text, cut_.budget, visit); }, next);
   }
 
-  void operator()(const MetaspaceStep& step) const {
-    std::string& text = storage.emplace_back();
+  void apply(const MetaspaceStep& step, const Piece& piece, std::size_t at) {
+    std::string text;
     const bool prepends = step.prepend == MetaspaceStep::Prepend::always ||
                           (step.prepend == MetaspaceStep::Prepend::first && piece.is_first);
     if (prepends && !piece.text.starts_with(' ') && !piece.text.starts_with(step.replacement)) {
@@ -161,27 +157,27 @@ struct Splitter {
       }
     }
     const Piece whole{text, piece.is_first};
-    if (!step.splits) return to.push_back(whole);
-    auto stretches = stretches_of(whole.text, [&](auto visit) {
-      std::size_t at = whole.text.find(step.replacement);
-      while (at != std::string_view::npos) {
-        visit(at, at + step.replacement.size());
-        at = whole.text.find(step.replacement, at + step.replacement.size());
+    if (!step.splits) return run(whole, at + 1);
+    const auto each_space = [&](auto visit) {
+      std::size_t found = whole.text.find(step.replacement);
+      while (found != std::string_view::npos) {
+        visit(found, found + step.replacement.size());
+        found = whole.text.find(step.replacement, found + step.replacement.size());
       }
-    });
-    stretches_take(to, whole, stretches, SplitBehaviour::merged_with_next);
+    };
+    split(whole, SplitBehaviour::merged_with_next, false, each_space,
+          [&](const Piece& next) { run(next, at + 1); });
   }
+
+  const PieceCut& cut_;
+  const std::function<void(std::string_view)>& word_;
 };
 
 }  // namespace
 
-void pieces_split(Pieces& pieces, const PreTokenizeStep& step, bool spells) {
-  std::vector<Piece> split;
-  split.reserve(pieces.list.size());
-  for (const Piece& piece : pieces.list) {
-    std::visit(Splitter{split, pieces.storage, pieces.budget, piece, spells}, step);
-  }
-  pieces.list = std::move(split);
+void words_each(const Piece& piece, const PieceCut& cut,
+                const std::function<void(std::string_view)>& word) {
+  Cutter(cut, word).run(piece, 0);
 }
 
 }  // namespace lca

@@ -3,7 +3,8 @@
 
 #include "formats/tokenizer/regex.h"
 
-#include <deque>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -53,15 +54,16 @@ struct MetaspaceStep {
 
 using PreTokenizeStep = std::variant<SplitStep, DigitsStep, ByteLevelStep, MetaspaceStep>;
 
-/// The pieces of one text. `storage` holds the text of pieces that a step rewrote.
-struct Pieces {
-  std::vector<Piece> list;
-  std::deque<std::string>& storage;
+/// How pieces are cut: all steps one after the other.
+struct PieceCut {
+  std::span<const PreTokenizeStep> steps;
+  bool spells = true;  ///< false: a ByteLevelStep at the end leaves the bytes, to be spelled later
   RegexBudget& budget;
 };
 
-/// Applies one step to all pieces. `spells` false leaves the bytes of a ByteLevelStep as they are:
-/// the caller spells them later.
-void pieces_split(Pieces& pieces, const PreTokenizeStep& step, bool spells);
+/// Calls `word` for the words of a piece from left to right. A word's text is there for the call
+/// alone: no list of all of them is made, since there may be as many as bytes.
+void words_each(const Piece& piece, const PieceCut& cut,
+                const std::function<void(std::string_view)>& word);
 
 }  // namespace lca

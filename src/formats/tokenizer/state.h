@@ -38,6 +38,7 @@ struct Tokenizer::State {
   std::vector<char> is_special;              // by id
   std::string decoded;                       // the bytes of all tokens …
   std::vector<std::uint64_t> decoded_begin;  // … and where each begins; one more at the end
+  std::size_t most_bytes = 0;                // of a text that one token can stand for; 0: not known
   bool spells_bytes = false;  // the last step is byte-level: words are spelled only to be encoded
 
   std::int64_t size() const { return static_cast<std::int64_t>(is_special.size()); }
@@ -47,6 +48,10 @@ struct Tokenizer::State {
   /// The token as decoding begins with it: normalised where it was looked for so.
   std::string decode_text(std::int32_t id, RegexBudget& budget) const;
 };
+
+/// What `most_bytes` is, once all else of a State is known: the bytes of the longest token, as far
+/// as no step makes texts shorter.
+std::size_t most_token_bytes(const Tokenizer::State& state);
 
 /// Takes from the front of `text` what the decoder strips; `left` counts down over the parts of a
 /// text.

@@ -7,7 +7,8 @@
 #include "formats/tokenizer/utf8.h"
 
 #include <algorithm>
-#include <deque>
+#include <functional>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -15,6 +16,10 @@ namespace lca {
 namespace {
 
 constexpr std::size_t kLongestText = std::size_t{1} << 30;
+
+struct WordHash : std::hash<std::string_view> {
+  using is_transparent = void;
+};
 
 /// Encodes one text. Caches the ids of words, since most are repeated.
 class Encoder {
@@ -43,8 +48,10 @@ class Encoder {
 
   void text_encode(const Fragment& fragment) {
     std::string_view text = fragment.text;
+    std::string normal;
     if (!state_.normalise.empty()) {
-      text = storage_.emplace_back(text_normalise(std::string(text), state_.normalise, budget_));
+      normal = text_normalise(std::string(text), state_.normalise, budget_);
+      text = normal;
     }
     if (text.empty()) return;
     std::vector<Fragment> parts;
@@ -54,12 +61,8 @@ class Encoder {
         ids_.push_back(part.id);
         continue;
       }
-      Pieces pieces{{{part.text, part.is_first}}, storage_, budget_};
-      for (std::size_t i = 0; i < state_.pre_tokenize.size(); ++i) {
-        const bool is_last = i + 1 == state_.pre_tokenize.size();
-        pieces_split(pieces, state_.pre_tokenize[i], !(is_last && state_.spells_bytes));
-      }
-      for (const Piece& piece : pieces.list) word_encode(piece.text);
+      words_each({part.text, part.is_first}, {state_.pre_tokenize, !state_.spells_bytes, budget_},
+                 [this](std::string_view word) { word_encode(word); });
     }
   }
 
@@ -83,17 +86,17 @@ class Encoder {
       state_.model.encode(word, ids_);
     }
     if (is_kept && words_.size() < kMostKept)
-      words_.emplace(word, std::pair(first, ids_.size() - first));
+      words_.emplace(std::string(word), std::pair(first, ids_.size() - first));
   }
 
   const Tokenizer::State& state_;
   const EncodeOptions& options_;
   RegexBudget budget_;
   std::vector<std::int32_t> ids_;
-  std::deque<std::string> storage_;  // texts that views point to
   std::string spelled_;
   // Where in ids_ the ids of a word stand, and how many.
-  std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> words_;
+  std::unordered_map<std::string, std::pair<std::size_t, std::size_t>, WordHash, std::equal_to<>>
+      words_;
 };
 
 }  // namespace
@@ -175,6 +178,7 @@ void Tokenizer::State::finish() {
     decoded += bytes;
   }
   decoded_begin.push_back(decoded.size());
+  most_bytes = most_token_bytes(*this);
 }
 
 void decoded_strip(const TokenDecoder& decoder, std::string& text, std::size_t& left) {

@@ -144,7 +144,7 @@ void sentence_piece_set(const GgufTokenizer& tables, Tokenizer::State& state) {
   const bool has_prefix = tables.add_space_prefix.value_or(true);
   const Regex space = Regex::literal(" ", state.where);
   if (has_prefix) state.normalise.emplace_back(PrependStep{kSpaceSymbol});
-  state.normalise.emplace_back(ReplaceStep{space, kSpaceSymbol});
+  state.normalise.emplace_back(ReplaceStep{space, kSpaceSymbol, 1});
   BpeModel& model = state.model;
   model.scores_set(std::move(scores));
   model.byte_fallback_set();
