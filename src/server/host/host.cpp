@@ -217,11 +217,16 @@ EngineHost::State::JobPtr EngineHost::State::job_find(JobId id) const {
 bool EngineHost::State::cancel(JobId id) {
   const JobPtr job = job_find(id);
   if (!job) return false;
-  decltype(Job::prompt) unread;  // its memory goes with its place in the queue
+  Job unread;  // its memory goes with its place in the queue, and without the lock
   leave_queue(*job);
   const std::lock_guard guard(job->mutex);
   job->cancelled = true;
-  if (!job->taken) std::swap(unread, job->job.prompt);
+  if (!job->taken) {
+    std::swap(unread.prompt, job->job.prompt);
+    std::swap(unread.tools, job->job.tools);
+    std::swap(unread.rule, job->job.rule);
+    std::swap(unread.grammar, job->job.grammar);
+  }
   for (const RequestId request : job->requests) engine.cancel(request);
   return true;
 }

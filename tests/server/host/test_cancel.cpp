@@ -3,6 +3,7 @@
 #include <atomic>
 #include <thread>
 
+#include "server/grammar/grammar.h"
 #include "server/host/host_bench.h"
 
 namespace lca::test {
@@ -53,8 +54,12 @@ TEST(ThreadsCancel, AJobThatWaitsForAWorkerLeavesTheQueueAtOnce) {
   // Two are held by the workers, the third waits behind them.
   std::vector<std::shared_ptr<Events>> events;
   std::vector<server::JobId> ids;
+  std::weak_ptr<const server::Grammar> grammar;
   for (std::uint32_t i = 0; i < 3; ++i) {
-    events.push_back(bench.submit(HostBench::ids(100, i)));
+    Job job = HostBench::ids(100, i);
+    job.grammar = std::make_shared<const server::Grammar>(server::Grammar::json_object());
+    grammar = job.grammar;
+    events.push_back(bench.submit(std::move(job)));
     ids.push_back(bench.last_id);
   }
   ASSERT_TRUE(gate.wait_arrival(2));
@@ -62,6 +67,7 @@ TEST(ThreadsCancel, AJobThatWaitsForAWorkerLeavesTheQueueAtOnce) {
   for (const auto id : ids) EXPECT_TRUE(bench.host.cancel(id));
   EXPECT_EQ(bench.host.counts().queued, 0);
   EXPECT_EQ(bench.host.counts().queued_bytes, 0u);
+  EXPECT_TRUE(grammar.expired()) << "what is not counted any more is held";
   gate.open();
   for (const auto& one : events) {
     ASSERT_TRUE(one->wait());
