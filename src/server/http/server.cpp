@@ -14,6 +14,7 @@
 #include <csignal>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace lca::server {
@@ -65,7 +66,7 @@ void ServerCore::connection_leave(Connection* connection) {
   bool last = false;
   {
     const std::lock_guard lock(mutex_);
-    open_.erase(connection);
+    if (open_.erase(connection) == 0) return;
     if (open_gauge) open_gauge->set(static_cast<double>(open_.size()));
     last = !connection->late() && --awaited_ == 0;
   }
@@ -159,32 +160,37 @@ void Server::Impl::listen() {
 
 asio::awaitable<void> Server::Impl::accept() {
   const std::size_t limit = core->options.max_connections;
+  bool pause = false;
   while (acceptor.is_open()) {
-    const asio::any_io_executor strand = asio::make_strand(io);
-    ServerError error;
-    tcp::socket socket =
-        co_await acceptor.async_accept(strand, asio::redirect_error(asio::use_awaitable, error));
-    if (error) {
-      // Out of descriptors or memory: connections wait in the kernel's queue meanwhile.
-      if (!acceptor.is_open()) break;
-      if (error == asio::error::connection_aborted) continue;
-      asio::steady_timer pause(control, descriptors_retry);
-      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
-      continue;
-    }
-    const std::size_t count = core->connection_count();
-    if (count >= limit && core->refused_counter) core->refused_counter->add();
-    if (count >= limit + turned_away_at_once) continue;  // the socket closes itself
+    // Without memory one client is lost and not all that come after it.
+    std::shared_ptr<Connection> connection;
     try {
-      auto connection = std::make_shared<Connection>(core, std::move(socket));
+      ServerError error;
+      if (std::exchange(pause, false)) {
+        asio::steady_timer timer(control, descriptors_retry);
+        co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, error));
+      }
+      const asio::any_io_executor strand = asio::make_strand(io);
+      tcp::socket socket =
+          co_await acceptor.async_accept(strand, asio::redirect_error(asio::use_awaitable, error));
+      if (error) {
+        // Out of descriptors or memory: connections wait in the kernel's queue meanwhile.
+        pause = error != asio::error::connection_aborted;
+        continue;
+      }
+      const std::size_t count = core->connection_count();
+      if (count >= limit && core->refused_counter) core->refused_counter->add();
+      if (count >= limit + turned_away_at_once) continue;  // the socket closes itself
+      connection = std::make_shared<Connection>(core, std::move(socket));
       core->connection_enter(connection);
       if (count >= limit) {
         asio::co_spawn(strand, connection->turn_away(connection), asio::detached);
       } else {
         asio::co_spawn(strand, connection->serve(connection), asio::detached);
       }
-    } catch (const std::bad_alloc&) {  // of this client alone
-      continue;
+    } catch (const std::exception&) {
+      if (connection) core->connection_leave(connection.get());
+      pause = true;
     }
   }
 }

@@ -1,5 +1,6 @@
 // Many connections at once, draining, and what is left behind: nothing.
 
+#include "server/http/connection.h"
 #include "server/http/raw_client.h"
 
 #include <gtest/gtest.h>
@@ -185,6 +186,21 @@ TEST(HttpMany, ASecondSignalStopsAtOnce) {
   EXPECT_TRUE(holds_within(2s, [&] { return server.server().draining(); }));
   std::raise(SIGINT);
   EXPECT_TRUE(server.ended_within(2s));
+}
+
+TEST(HttpMany, AConnectionThatCouldNotBeginIsNotWaitedFor) {
+  asio::io_context io;
+  const auto core = std::make_shared<ServerCore>(ServerOptions(), Handler());
+  const auto connection = std::make_shared<Connection>(core, asio::ip::tcp::socket(io));
+  // Who begins it takes it off the list, and so does its end, in either order or alone.
+  core->connection_leave(connection.get());
+  EXPECT_EQ(core->connections_awaited(), 0U);
+  core->connection_enter(connection);
+  EXPECT_EQ(core->connections_awaited(), 1U);
+  core->connection_leave(connection.get());
+  core->connection_leave(connection.get());
+  EXPECT_EQ(core->connections_awaited(), 0U);
+  EXPECT_EQ(core->connection_count(), 0U);
 }
 
 TEST(HttpMany, AServerThatIsDestroyedInFullFlightLeaksNothing) {
