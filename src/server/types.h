@@ -99,6 +99,7 @@ struct Job {
   bool continue_last = false;
   std::vector<ToolSpec> tools = {};
   bool parallel_calls = true;  ///< false: the reply ends after its first tool call
+  std::string call_ids = {};   ///< what the ids of its tool calls begin with
   OutputRule rule = {};
   std::shared_ptr<const Grammar> grammar = {};  ///< of `rule`, once it is made
   lca::GenerateOptions generate = {};

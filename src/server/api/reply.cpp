@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <iterator>
 
 namespace lca::server {
 
@@ -53,13 +54,13 @@ Usage Reply::usage() const {
   return sum;
 }
 
-std::string Reply::feed(std::size_t job, const JobEvent& event) {
+std::string Reply::feed(std::size_t job, JobEvent event) {
   if (over_ || job >= prompts_.size()) return "";
-  std::string text = take(job, event);
+  std::string text = take(job, std::move(event));
   return stream_ ? text : "";
 }
 
-std::string Reply::take(std::size_t job, const JobEvent& event) {
+std::string Reply::take(std::size_t job, JobEvent event) {
   using Kind = JobEvent::Kind;
   if (event.kind == Kind::progress) return ": " + progress_text(event) + "\n\n";
   if (event.kind == Kind::failed) {
@@ -95,8 +96,9 @@ std::string Reply::take(std::size_t job, const JobEvent& event) {
   if (event.kind == Kind::prompt && !echo_) return text;
   const bool tokens = logprobs_ && !event.tokens.empty();
   if (event.text.empty() && !tokens) return text;
+  if (!stream_) body_bytes_ += event_bytes(event);
   one.text += event.text;
-  if (tokens) one.tokens.insert(one.tokens.end(), event.tokens.begin(), event.tokens.end());
+  if (tokens) std::ranges::move(event.tokens, std::back_inserter(one.tokens));
   text += on_text(index, event);
   one.begun = true;
   return text;
@@ -113,6 +115,13 @@ std::string Reply::take_call(std::size_t index, const ToolCallPiece& piece) {
   std::string text = on_call(index, known, first);
   one.begun = true;
   return text;
+}
+
+std::size_t event_bytes(const JobEvent& event) {
+  constexpr std::size_t kToken = 64;  // its text, its number, and their keys
+  std::size_t bytes = event.text.size() + event.call.arguments.size();
+  for (const TokenDetail& token : event.tokens) bytes += kToken * (1 + token.top.size());
+  return bytes;
 }
 
 std::unique_ptr<Reply> reply_begin(const ApiRequest& request, ReplyInfo info) {
@@ -187,21 +196,25 @@ std::string models_body(Dialect dialect, const std::vector<ModelEntry>& models) 
 
 std::string count_body(std::int64_t tokens) { return json_text({{"input_tokens", tokens}}); }
 
-std::string tokenize_body(const TokenizeRequest& request, const std::vector<TokenText>& tokens) {
-  Json list = Json::array();
-  for (const TokenText& token : tokens) {
+std::string tokenize_body(const TokenizeRequest& request, std::span<const std::int32_t> ids,
+                          const std::function<std::string_view(std::int32_t)>& bytes_of) {
+  // Written as text: values would take many times as much.
+  std::string text = R"({"tokens":[)";
+  for (const std::int32_t id : ids) {
+    if (text.back() != '[') text += ',';
     if (!request.with_pieces) {
-      list.push_back(token.id);
+      fmt::format_to(std::back_inserter(text), "{}", id);
       continue;
     }
-    Json piece = token.bytes;
-    if (!utf8_valid(token.bytes)) {  // part of a character: its bytes
+    const std::string_view bytes = bytes_of(id);
+    Json piece = bytes;
+    if (!utf8_valid(bytes)) {  // part of a character: its bytes
       piece = Json::array();
-      for (const char c : token.bytes) piece.push_back(static_cast<unsigned char>(c));
+      for (const char c : bytes) piece.push_back(static_cast<unsigned char>(c));
     }
-    list.push_back({{"id", token.id}, {"piece", std::move(piece)}});
+    fmt::format_to(std::back_inserter(text), R"({{"id":{},"piece":{}}})", id, json_text(piece));
   }
-  return json_text({{"tokens", std::move(list)}});
+  return text + "]}";
 }
 
 std::string detokenize_body(std::string_view text) { return json_text({{"content", text}}); }

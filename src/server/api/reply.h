@@ -6,8 +6,10 @@
 #include "server/types.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,12 +46,14 @@ class Reply {
 
   /// Takes an event of job number `job`. Returns what a stream sends now, which may be nothing;
   /// nothing where the request asks for no stream. Events after the end are ignored.
-  std::string feed(std::size_t job, const JobEvent& event);
+  std::string feed(std::size_t job, JobEvent event);
   /// All choices are done, or a job failed.
   bool over() const { return over_; }
   const std::optional<ApiError>& error() const { return error_; }
   /// The whole reply as JSON text, once it is over without error.
   virtual std::string body() const = 0;
+  /// About the bytes of `body` where the request asks for no stream, by the events so far.
+  std::size_t body_bytes() const { return body_bytes_; }
 
  protected:
   virtual std::string on_started() { return ""; }
@@ -68,7 +72,7 @@ class Reply {
   Usage usage() const;
 
  private:
-  std::string take(std::size_t job, const JobEvent& event);
+  std::string take(std::size_t job, JobEvent event);
   std::string take_call(std::size_t index, const ToolCallPiece& piece);
 
   ReplyInfo info_;
@@ -80,8 +84,12 @@ class Reply {
   std::vector<Usage> prompts_;  ///< of each job: prompt and cached
   bool started_ = false;
   bool over_ = false;
+  std::size_t body_bytes_ = 0;
   std::optional<ApiError> error_;
 };
+
+/// About the bytes that an event is in a reply.
+std::size_t event_bytes(const JobEvent& event);
 
 std::unique_ptr<Reply> reply_begin(const ApiRequest& request, ReplyInfo info);
 /// One per protocol; `reply_begin` chooses.
@@ -106,7 +114,9 @@ std::string model_body(Dialect dialect, const ModelEntry& model);
 
 /// POST /v1/messages/count_tokens, /tokenize, /detokenize.
 std::string count_body(std::int64_t tokens);
-std::string tokenize_body(const TokenizeRequest& request, const std::vector<TokenText>& tokens);
+/// `bytes_of` a token: called where pieces are asked for.
+std::string tokenize_body(const TokenizeRequest& request, std::span<const std::int32_t> ids,
+                          const std::function<std::string_view(std::int32_t)>& bytes_of);
 std::string detokenize_body(std::string_view text);
 
 /// `data: …`, with an event name where one is given.

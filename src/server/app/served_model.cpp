@@ -7,14 +7,13 @@
 #include "server/api/request_json.h"
 #include "server/app/constraint.h"
 #include "server/app/number_tokenizer.h"
+#include "server/tools/tool_events.h"
 #include "server/tools/tool_grammar.h"
-#include "server/tools/tool_reader.h"
 #include "server/tools/tool_rule.h"
 
 #include <lca/error.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace lca::server {
@@ -37,6 +36,16 @@ Grammar job_grammar(const Job& job, ToolFormat format) {
   }
 }
 
+/// Takes from the events of a reply what was said and called.
+void message_add(Message& message, std::vector<JobEvent> events) {
+  for (JobEvent& event : events) {
+    message.text += event.text;
+    if (event.kind != JobEvent::Kind::call) continue;
+    ToolCallPiece& call = event.call;
+    message.calls.push_back({std::move(call.id), std::move(call.name), std::move(call.arguments)});
+  }
+}
+
 bool weights_are_random(const Model& model) { return model.info().format == "random"; }
 
 /// Sets `options.tokenizer` where the model has none.
@@ -48,6 +57,18 @@ Tokenizer tokenizer_of(const Model& model, HostOptions& options) {
 }
 
 }  // namespace
+
+Message reply_message(ToolFormat format, const Job& job, const std::string& text) {
+  ToolEvents tools(format, job, job.call_ids);
+  Message message{"assistant", ""};
+  JobEvent event;
+  event.text = text;
+  message_add(message, tools.take(std::move(event)));
+  JobEvent done;
+  done.kind = JobEvent::Kind::done;
+  message_add(message, tools.take(std::move(done)));
+  return message;
+}
 
 bool ServedModel::reads_text() const { return !weights_are_random(*model_); }
 
@@ -120,19 +141,8 @@ void ServedModel::prepare(Job& job) const {
 }
 
 Message ServedModel::reply(const Job& job, const std::string& text) const {
-  Message message{"assistant", text};
-  if (job.tools.empty()) return message;
-  std::vector<std::string> names;
-  for (const ToolSpec& tool : job.tools) names.push_back(tool.name);
-  ToolReader reader(tool_format(), std::move(names), "call_");
-  std::vector<ReplyPart> parts = reader.push(text);
-  std::ranges::move(reader.finish(), std::back_inserter(parts));
-  message.text.clear();
-  for (ReplyPart& part : parts) {
-    message.text += part.text;
-    if (part.call) message.calls.push_back({part.call->id, part.call->name, part.call->arguments});
-  }
-  return message;
+  if (job.tools.empty()) return {"assistant", text};
+  return reply_message(tool_format(), job, text);
 }
 
 std::vector<std::int32_t> ServedModel::prompt(const Job& job) const {

@@ -17,6 +17,11 @@
 
 namespace lca::server {
 
+/// The message that a client makes of the events of a job's first choice, whose text is `text`:
+/// with the calls it was told of, and nothing of what was written after the only call that was
+/// wanted.
+Message reply_message(ToolFormat format, const Job& job, const std::string& text);
+
 class ServedModel {
  public:
   /// `options.hooks` are set here.

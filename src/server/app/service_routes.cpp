@@ -29,15 +29,24 @@ void name_check(const std::string& name) {
   if (!SessionStore::is_name(name)) not_there("there is no session of that name");
 }
 
-std::vector<TokenText> token_texts(const Tokenizer& tokenizer,
-                                   const std::vector<std::int32_t>& ids) {
-  std::vector<TokenText> made;
-  for (const std::int32_t id : ids) {
-    TokenText& one = made.emplace_back();
-    one.id = id;
-    one.bytes = tokenizer.bytes(id);
-  }
-  return made;
+/// What is only counted or spelled has no context that bounds it: more than what a context may hold
+/// is of no use, and takes time and memory.
+constexpr std::size_t kMostText = std::size_t{4} << 20;
+constexpr std::size_t kMostTextOfToken = 16;
+
+std::size_t most_text(ServedModel& model) {
+  const auto context = static_cast<std::size_t>(model.host().context_tokens());
+  return std::max(kMostText, kMostTextOfToken * context);
+}
+
+void text_check(const HttpRequest& request, ServedModel& model) {
+  const std::size_t most = most_text(model);
+  if (request.body.size() <= most) return;
+  ApiError error;
+  error.status = 413;
+  error.message = fmt::format("the body has {} bytes; {} takes at most {}", request.body.size(),
+                              request.path, most);
+  throw ApiException(std::move(error));
 }
 
 struct TextRange {
@@ -115,6 +124,7 @@ SessionStore& Service::State::store() {
 }
 
 std::string Service::State::body_count(const HttpRequest& request) {
+  text_check(request, *model);
   CountRequest asked = parse_count_tokens(json_parse_body(request.body));
   ServedModel& chosen = served(asked.model);
   chosen.prepare(asked.job);
@@ -122,24 +132,30 @@ std::string Service::State::body_count(const HttpRequest& request) {
 }
 
 std::string Service::State::body_tokenize(const HttpRequest& request) {
+  text_check(request, *model);
   const TokenizeRequest asked = parse_tokenize(json_parse_body(request.body));
   if (!model->reads_text()) {
     refuse("content", "model {} has random weights and no tokenizer", model->name());
   }
   const Tokenizer& tokenizer = model->tokenizer();
-  return tokenize_body(
-      asked, token_texts(tokenizer, tokenizer.encode(asked.content,
-                                                     {asked.add_special, asked.parse_special})));
+  const std::vector<std::int32_t> ids =
+      tokenizer.encode(asked.content, {asked.add_special, asked.parse_special});
+  return tokenize_body(asked, ids, [&](std::int32_t id) { return tokenizer.bytes(id); });
 }
 
 std::string Service::State::body_detokenize(const HttpRequest& request) {
+  text_check(request, *model);
   const std::vector<std::int32_t> ids = parse_detokenize(json_parse_body(request.body));
   const Tokenizer& tokenizer = model->tokenizer();
+  const std::size_t most = most_text(*model);
+  std::size_t bytes = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= tokenizer.size()) {
       refuse(json_at("tokens", i), "there is no token {}; the vocabulary has {}", ids[i],
              tokenizer.size());
     }
+    bytes += tokenizer.bytes(ids[i]).size();
+    if (bytes > most) refuse("tokens", "the text has more than {} bytes", most);
   }
   return detokenize_body(tokenizer.decode(ids, true));
 }

@@ -23,6 +23,8 @@ constexpr auto kPatience = 1h;
 
 /// Larger bodies are parsed beside: all connections share a thread.
 constexpr std::size_t kQuickBody = 64 << 10;
+/// Larger replies, and larger events of streams, are written beside.
+constexpr std::size_t kQuickReply = 64 << 10;
 
 ApiRequest request_parse(Route route, const HttpRequest& request) {
   const Json body = json_parse_body(request.body);
@@ -102,23 +104,22 @@ class Writing {
       if (job.tools.empty()) {
         tools_.emplace_back();
       } else {
-        tools_.emplace_back(std::in_place, model.tool_format(), job,
-                            "call_" + info.id.substr(0, 8));
+        tools_.emplace_back(std::in_place, model.tool_format(), job, job.call_ids);
       }
     }
   }
 
   std::string take(Arrived arrived) {
     std::optional<ToolEvents>& tools = tools_[arrived.job];
-    if (!tools) return reply_->feed(arrived.job, arrived.event);
+    if (!tools) return reply_->feed(arrived.job, std::move(arrived.event));
     // A reply that was cut after its only call is whole.
     JobEvent& event = arrived.event;
     if (event.kind == JobEvent::Kind::done && tools->is_over(event.choice)) {
       event.reason = StopReason::end_token;
     }
     std::string text;
-    for (const JobEvent& each : tools->take(std::move(event))) {
-      text += reply_->feed(arrived.job, each);
+    for (JobEvent& each : tools->take(std::move(event))) {
+      text += reply_->feed(arrived.job, std::move(each));
     }
     return text;
   }
@@ -177,17 +178,20 @@ asio::awaitable<void> Service::State::answer_text(HttpRequest& request, Response
   }
 
   const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const std::string id = random_id();
+  for (Job& job : asked.jobs) job.call_ids = "call_" + id.substr(0, 8);
   Writing writing(asked, chosen,
-                  {.id = random_id(),
+                  {.id = id,
                    .created = std::chrono::duration_cast<std::chrono::seconds>(now).count(),
                    .model = chosen.name()});
   const auto inbox = Arrivals::make(writer.executor());
   Jobs jobs(chosen.host(), inbox.box());
   for (Job& job : asked.jobs) jobs.submit(std::move(job), admitted);
-  const OnGone leaving(writer, [&jobs, box = inbox.box()] {
+  const auto leave = [&jobs, box = inbox.box()] {
     jobs.cancel();
     box->close();
-  });
+  };
+  std::optional<OnGone> leaving(std::in_place, writer, leave);
   const auto waiting = std::make_shared<Waiting>();
   writer.idle_comment([waiting] { return waiting->text; });
 
@@ -204,7 +208,16 @@ asio::awaitable<void> Service::State::answer_text(HttpRequest& request, Response
     if (arrived) {
       waiting->take(arrived->event);
       const std::size_t job = arrived->job;
-      text = writing.take(std::move(*arrived));
+      const bool large = asked.stream && event_bytes(arrived->event) > kQuickReply;
+      const std::function<void()> render = [&] { text = writing.take(std::move(*arrived)); };
+      if (large) {
+        leaving.reset();
+        const bool here = co_await aside.run(render, writer);
+        if (!here) co_return;
+        leaving.emplace(writer, leave);
+      } else {
+        render();
+      }
       if (writing.is_over(job)) jobs.finish(job);
     } else if (!asked.stream || begun) {
       continue;
@@ -223,7 +236,15 @@ asio::awaitable<void> Service::State::answer_text(HttpRequest& request, Response
     co_return;
   }
   if (writing.reply().error()) throw ApiException(*writing.reply().error());
-  std::string body = writing.reply().body();
+  std::string body;
+  const std::function<void()> render = [&] { body = writing.reply().body(); };
+  leaving.reset();
+  if (writing.reply().body_bytes() > kQuickReply) {
+    const bool here = co_await aside.run(render, writer);
+    if (!here) co_return;
+  } else {
+    render();
+  }
   co_await writer.send(200, "application/json", std::move(body));
 }
 

@@ -4,13 +4,18 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/chat_pieces.h"
 #include "engine/session_state.h"
+#include "formats/tokenizer/state.h"
 #include "server/host/host_state.h"
 
 namespace lca::server {
 namespace {
 
 constexpr auto kLockRetry = std::chrono::milliseconds(10);
+
+/// Where a tokenizer sets no bound: no text has so many bytes a token.
+constexpr std::size_t kMostTokenBytes = 1024;
 
 /// Cuts a loaded session back to the longest beginning of `tokens` it can stand at: all of it, or
 /// where the prompt is cut too, at a mark or in what its window still holds. 0: none.
@@ -34,7 +39,43 @@ std::int64_t loaded_keep(Session& session, std::span<const std::int32_t> tokens,
   return best;
 }
 
+/// Bytes that the tokens of a prompt spell at least: templates trim messages, and some leave out
+/// what a reply was thinking.
+std::size_t fewest_bytes(const Job& job) {
+  if (const auto* text = std::get_if<std::string>(&job.prompt)) return text->size();
+  const auto* messages = std::get_if<std::vector<Message>>(&job.prompt);
+  if (messages == nullptr) return 0;
+  constexpr std::string_view kThought = "</think>";
+  std::size_t bytes = 0;
+  for (const Message& message : *messages) {
+    std::string_view text = message.text;
+    if (const std::size_t at = text.rfind(kThought); at != std::string_view::npos) {
+      text.remove_prefix(at + kThought.size());
+    }
+    bytes += chat_trim(text).size();
+  }
+  return bytes;
+}
+
 }  // namespace
+
+/// Tokenising takes time and memory by the bytes of a text: one that is too long by its bytes is
+/// not tokenised.
+void EngineHost::State::length_check(const Job& job) const {
+  const std::size_t bytes = fewest_bytes(job);
+  const std::size_t of_token = tokenizer.state().most_bytes;
+  const auto most = static_cast<std::size_t>(most_tokens);
+  if (of_token > 0 && bytes / of_token >= most) {
+    fail_input(
+        "the prompt has at least {} tokens and the context holds {}, at least one of them for the "
+        "reply: shorten the prompt",
+        bytes / of_token, most_tokens);
+  }
+  if (of_token == 0 && bytes / kMostTokenBytes >= most) {
+    fail_input("the prompt has {} bytes and the context holds {} tokens: shorten the prompt", bytes,
+               most_tokens);
+  }
+}
 
 void EngineHost::State::attempt(const JobPtr& job, const std::function<void()>& work) {
   try {
@@ -51,6 +92,7 @@ void EngineHost::State::prepare(const JobPtr& job) {
       end_cancelled(job);
       return;
     }
+    length_check(job->job);
     job->tokens = prompt_tokens(job->job);
     tokens_check(*model, job->tokens);
     const std::int64_t count = std::ssize(job->tokens);

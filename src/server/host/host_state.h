@@ -132,6 +132,7 @@ struct EngineHost::State {
   /// Works on a job; what is thrown ends it.
   void attempt(const JobPtr& job, const std::function<void()>& work);
   void prepare(const JobPtr& job);
+  void length_check(const Job& job) const;
   void lock_session(const JobPtr& job);
   void load_session(HostJob& job);
   void load_again(const JobPtr& job);

@@ -358,11 +358,15 @@ TEST(Reply, BytesThatAreNotUtf8AreReplaced) {
 
 TEST(Reply, TokensAndTexts) {
   TokenizeRequest request;
-  const std::vector<TokenText> tokens = {{.id = 1, .bytes = "a"}, {.id = 2, .bytes = "\xc3"}};
-  EXPECT_EQ(tokenize_body(request, tokens), R"({"tokens":[1,2]})");
+  const std::vector<std::int32_t> ids = {1, 2, 3};
+  const auto bytes_of = [](std::int32_t id) -> std::string_view {
+    return id == 1 ? "a" : id == 2 ? "\xc3" : "\"\n";
+  };
+  EXPECT_EQ(tokenize_body(request, {}, bytes_of), R"({"tokens":[]})");
+  EXPECT_EQ(tokenize_body(request, ids, bytes_of), R"({"tokens":[1,2,3]})");
   request.with_pieces = true;
-  EXPECT_EQ(tokenize_body(request, tokens),
-            R"({"tokens":[{"id":1,"piece":"a"},{"id":2,"piece":[195]}]})");
+  EXPECT_EQ(tokenize_body(request, ids, bytes_of),
+            R"({"tokens":[{"id":1,"piece":"a"},{"id":2,"piece":[195]},{"id":3,"piece":"\"\n"}]})");
   EXPECT_EQ(detokenize_body("x"), R"({"content":"x"})");
   EXPECT_EQ(count_body(3), R"({"input_tokens":3})");
 }

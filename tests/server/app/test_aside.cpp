@@ -136,6 +136,35 @@ TEST(ThreadsAside, WhatHasNotBegunAtTheEndNeverDoes) {
   EXPECT_EQ(held.parsed, 0);
 }
 
+TEST(ThreadsAside, LargeRepliesAreWrittenThere) {
+  for (const bool stream : {false, true}) {
+    HeldBench held;
+    const Json body = {{"prompt", long_text(2000)},
+                       {"max_tokens", 1},
+                       {"echo", true},
+                       {"logprobs", 5},
+                       {"stream", stream}};
+    const std::vector<RawClient> clients = held.hold();
+    RawClient client = held.begin("/v1/completions", body);
+    ASSERT_TRUE(holds_within(20s, [&] { return held.metric("lca_requests_finished_total") == 1; }));
+    std::string text;
+    for (std::string part = client.bytes(1s); !part.empty() && text.size() < 50'000;
+         part = client.bytes(300ms)) {
+      text += part;
+    }
+    EXPECT_EQ(text.find("\"tokens\""), std::string::npos) << "it was written all the same";
+    EXPECT_EQ(held.bench->post("/v1/chat/completions", chat_body("hi")).status, 200);
+    held.gate.open();
+    const std::string last = stream ? "[DONE]" : "\"usage\"";
+    EXPECT_TRUE(holds_within(10s, [&] {
+      text += client.bytes(1s);
+      return text.find(last) != std::string::npos;
+    }));
+    EXPECT_NE(text.find("text_offset"), std::string::npos);
+    EXPECT_GT(text.size(), 100'000U);
+  }
+}
+
 TEST(ThreadsAside, WhoWaitsForASessionKeepsNobodyElseWaiting) {
   const ScratchFolder folder;
   server::HostOptions host = with_sessions(folder);

@@ -146,6 +146,44 @@ TEST(Service, APromptBeyondTheContextIsRefusedWithBothNumbers) {
   }
 }
 
+TEST(Service, APromptThatIsTooLongByItsBytesIsNotTokenised) {
+  server::HostOptions options = HostBench::usual();
+  options.context = 200;
+  ServiceBench bench(options);
+  // "<|im_start|>" is the longest token.
+  const std::string text(12 * 200, 'a');
+  for (const bool stream : {false, true}) {
+    Json body = chat_body(text);
+    body["stream"] = stream;
+    const RawReply reply = bench.post("/v1/chat/completions", body);
+    EXPECT_EQ(reply.status, 400);
+    EXPECT_NE(reply.body.find("at least 200 tokens"), std::string::npos) << reply.body;
+    EXPECT_NE(reply.body.find("holds 200,"), std::string::npos) << reply.body;
+  }
+  const RawReply plain = bench.post("/v1/completions", {{"prompt", text}, {"max_tokens", 1}});
+  EXPECT_NE(plain.body.find("at least 200 tokens"), std::string::npos) << plain.body;
+  // One byte less is tokenised, and counted.
+  const RawReply counted =
+      bench.post("/v1/completions", {{"prompt", text.substr(1)}, {"max_tokens", 1}});
+  EXPECT_EQ(counted.status, 400);
+  EXPECT_EQ(counted.body.find("at least 200 tokens"), std::string::npos) << counted.body;
+}
+
+TEST(Service, WhatIsOnlyCountedHasABoundToo) {
+  ServiceBench bench;
+  const std::string text((std::size_t{4} << 20) + 1, 'a');
+  EXPECT_EQ(bench.post("/tokenize", {{"content", text}}).status, 413);
+  EXPECT_EQ(bench
+                .post("/v1/messages/count_tokens",
+                      {{"messages", {{{"role", "user"}, {"content", text}}}}})
+                .status,
+            413);
+  // 2,000,000 bytes of ids whose text is longer: token 1 has 12 bytes.
+  const RawReply reply = bench.post("/detokenize", {{"tokens", std::vector<int>(1'000'000, 1)}});
+  EXPECT_EQ(reply.status, 400);
+  EXPECT_NE(reply.body.find("4194304 bytes"), std::string::npos) << reply.body;
+}
+
 TEST(Service, ErrorsAreInTheCallersDialect) {
   ServiceBench bench;
   const Json openai = Json::parse(bench.post_text("/v1/chat/completions", "{").body);
