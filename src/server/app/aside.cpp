@@ -90,8 +90,8 @@ asio::awaitable<bool> Aside::run(const std::function<void()>& work, ResponseWrit
     } catch (...) {
       failure = std::current_exception();
     }
-    claim->end();  // from here on `work` may be gone
-    box->push(failure);
+    claim->end();                   // from here on `work` may be gone
+    box->push(std::move(failure));  // this thread keeps nothing of it
   });
   const OnGone leaving(writer, [claim, box = inbox.box()] {
     if (claim->drop()) box->close();
