@@ -3,6 +3,8 @@
 import csv
 import gzip
 import json
+import pathlib
+import random
 import subprocess
 import sys
 
@@ -17,6 +19,7 @@ import prepare  # noqa: E402
 import prompts  # noqa: E402
 import sample  # noqa: E402
 import windows  # noqa: E402
+from lca.data import words  # noqa: E402
 
 EVERYDAY = (ROOT / "eval" / "prompts_everyday.txt").read_text(encoding="utf-8").splitlines()
 
@@ -162,12 +165,13 @@ def test_steps_run_in_order_once_and_failures_are_told(tmp_path):
     assert prepared(tmp_path, "--share", "0").returncode == 2
 
 
-def test_packed_text_and_mixtures_follow_one_another(tmp_path, smollm2):
-    words = "The keeper wrote down the wind, the height of the sea and every ship that passed. "
-    for split, label in (("train", "fiction"), ("train", "nonfiction"), ("train", "documentation")):
-        folder = tmp_path / "data" / split / label
+def test_packed_text_and_mixtures_follow_one_another(tmp_path, smollm2, monkeypatch):
+    monkeypatch.setenv("LCA_HOME", str(pathlib.Path(smollm2).parent))
+    draw = random.Random(1)
+    for label in ("fiction", "nonfiction", "documentation"):  # no text is like another, else it would be left out
+        folder = tmp_path / "data" / "train" / label
         folder.mkdir(parents=True)
-        (folder / "one.txt").write_text("\n\n".join(f"{number}. {words * 3}" for number in range(400)))
+        (folder / "one.txt").write_text("\n\n".join(" ".join(draw.choices(words.WORDS, k=60)) + "." for _ in range(400)))
     (tmp_path / "replies.jsonl").write_text(json.dumps({"messages": [
         {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}]}) + "\n")
     done = prepared(tmp_path, "--steps", "packed-small", "packed-chat", "packed-settle", "mixed-settle", "--share", "0.002")

@@ -1,7 +1,6 @@
 #include "server/json_read.h"
 
 #include "core/text.h"
-#include "engine/chat_pieces.h"
 
 #include <fmt/format.h>
 
@@ -144,7 +143,7 @@ JsonRead json_read(std::string_view text, const JsonLimits& limits) {
 }
 
 JsonRead json_read_arguments(std::string_view text) {
-  if (chat_trim(text).empty()) return {.value = Json::object()};
+  if (text.find_first_not_of(" \t\n\r\f\v") == text.npos) return {.value = Json::object()};
   JsonRead read = json_read(text, {.unique = false});
   if (read.fault.empty() && !read.value.is_object()) return {.fault = "is not a JSON object"};
   return read;
