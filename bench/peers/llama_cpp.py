@@ -168,6 +168,8 @@ class Comparison:
                      "--json"]
             text, seconds, _ = command_run(words + flags)
             report = json.loads(text)
+            for file in ("model", "adapter"):  # the report is to be published: names, not places
+                report[file] = report[file] and pathlib.Path(report[file]).name
             self.facts["machine"] = report["machine"]
             self.facts.setdefault("own", []).append(report)
             for length in prompts:
