@@ -14,12 +14,11 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
-import signal
-import subprocess
 import sys
 import threading
 import time
 
+import processes
 import train
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -28,20 +27,12 @@ RULER_TEXTS = ("words", "squad", "hotpotqa")  # what RULER reads besides the ess
 
 class Run:
     def __init__(self, options):
-        self.options, self.lock, self.living, self.over = options, threading.Lock(), set(), False
+        self.options, self.processes = options, processes.Processes()
 
     def command(self, words, log):
         """Runs a program of this folder; whether it succeeded."""
-        with open(log, "a", encoding="utf-8") as file, self.lock:
-            if self.over:
-                return False
-            process = subprocess.Popen([sys.executable, *map(str, words)], stdout=file, stderr=subprocess.STDOUT,
-                                       start_new_session=True)
-            self.living.add(process)
-        code = process.wait()
-        with self.lock:
-            self.living.discard(process)
-        return code == 0
+        with open(log, "a", encoding="utf-8") as file:
+            return self.processes.run([sys.executable, *words], file) == 0
 
     def arm(self, name):
         """Trains an arm where it has a recipe and measures it; what went wrong, or None."""
@@ -68,14 +59,7 @@ class Run:
         return None
 
     def problem(self, name, what, log):
-        return f"{what} {name} was ended, its time was up" if self.over else f"{what} {name} failed; see {log}"
-
-    def end(self):
-        with self.lock:
-            self.over = True
-            for process in self.living:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # checkpoints and results files survive it
+        return f"{what} {name} was ended, its time was up" if self.processes.over else f"{what} {name} failed; see {log}"
 
 
 def main():
@@ -97,7 +81,7 @@ def main():
     for folder in ("adapters", "results", "work"):
         (options.out / folder).mkdir(parents=True, exist_ok=True)
     run = Run(options)
-    clock = threading.Timer(options.seconds, run.end) if options.seconds else None
+    clock = threading.Timer(options.seconds, run.processes.end) if options.seconds else None
     if clock:
         clock.daemon = True
         clock.start()
@@ -107,7 +91,7 @@ def main():
             try:
                 problems = [each for each in pool.map(run.arm, options.arms) if each]
             except KeyboardInterrupt:
-                run.end()
+                run.processes.end()
                 raise
     finally:
         if clock:

@@ -15,12 +15,13 @@ import dataclasses
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
-import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+import processes  # noqa: E402
+
 TASKS = "several=8,fact=0.7,distractors=1.2,values=0.5,chain=0.3,passage=0.7,recite=2"
 PLANTED = f"--tasks {TASKS} --groups 4,8,16,32,64"
 
@@ -85,7 +86,7 @@ GROUPS = {"texts": TEXTS, "training": tuple(name for name in STEPS if name not i
 
 class Preparation:
     def __init__(self, options):
-        self.options, self.lock, self.living, self.over = options, threading.Lock(), set(), False
+        self.options, self.processes = options, processes.Processes()
         places = "".join(f" --{name} {shlex.quote(os.path.abspath(value))}" for name, value in
                          (("clones", options.clones), ("packages", options.packages)) if value)
         self.values = {"places": places, "device": options.device, "workers": max(1, (os.cpu_count() or 2) // 2),
@@ -112,14 +113,9 @@ class Preparation:
             return None
         began = time.time()
         with open(self.options.folder / "steps" / f"{name}.log", "w", encoding="utf-8") as log:
-            with self.lock:
-                if self.over:
-                    return f"{name} was not begun"
-                process = subprocess.Popen(command, cwd=self.options.folder, stdout=log, stderr=subprocess.STDOUT)
-                self.living.add(process)
-            code = process.wait()
-            with self.lock:
-                self.living.discard(process)
+            code = self.processes.run(command, log, self.options.folder)
+        if code is None:
+            return f"{name} was not begun"
         if code:
             lines = pathlib.Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             return f"{name}: {lines[-1] if lines else f'exit code {code}'}"
@@ -128,12 +124,6 @@ class Preparation:
         draft.replace(self.done(name))
         print(f"{name}: {time.time() - began:.0f} s", flush=True)
         return None
-
-    def end(self):
-        with self.lock:
-            self.over = True
-            for process in self.living:
-                process.terminate()
 
     def run(self, names):
         pool, made = concurrent.futures.ThreadPoolExecutor(self.options.jobs), {}
@@ -144,7 +134,7 @@ class Preparation:
                     made[name] = pool.submit(self.make, name, [made[each] for each in STEPS[name].after if each in made])
             return [each.result() for each in made.values() if each.result()]
         except KeyboardInterrupt:
-            self.end()
+            self.processes.end()
             return ["interrupted; the same command goes on"]
         finally:
             pool.shutdown()
