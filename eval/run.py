@@ -59,7 +59,9 @@ class Run:
         return None
 
     def problem(self, name, what, log):
-        return f"{what} {name} was ended, its time was up" if self.processes.over else f"{what} {name} failed; see {log}"
+        if self.processes.over:
+            return f"{what} {name} was ended, its time was up"
+        return f"{what} {name} failed; see {log}"
 
 
 def main():
