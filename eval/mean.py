@@ -20,6 +20,9 @@ def main(words):
         sys.exit(f"mean: {out} is there already")
     for name in ("adapter_config.json", "lca.json"):
         told = [json.loads((folder / name).read_text()) for folder in folders]
+        for each in told:  # in any order
+            if "target_modules" in each:
+                each["target_modules"] = sorted(each["target_modules"])
         for folder, each in zip(folders, told):
             if each != told[0]:
                 differ = sorted(key for key in {*each, *told[0]} if each.get(key) != told[0].get(key))

@@ -65,8 +65,25 @@ class Measurement:
         print(f"{self.options.arm} {name}: {time.time() - began:.1f} s, exit {done.returncode}", flush=True)
         if done.returncode:
             raise SystemExit(f"measure.py: {shlex.join(command)} failed")
-        self.commands[name] = shlex.join(["lca", *command[1:]])
+        self.commands[name] = self.told(command)
         return lines_of(results), json.loads(done.stdout)
+
+    def told(self, command):
+        """The command as anyone can repeat it: folders by what they are, the essays by a pattern."""
+        options = self.options
+        places = [(options.texts, "TEXTS"), (options.adapters, "ADAPTERS"), (options.work, "WORK"), (HERE.parent, "")]
+        places.sort(key=lambda pair: len(pair[0].parts), reverse=True)  # a folder inside another first
+        words = []
+        for word in command[1:]:
+            for place, name in places:
+                if word == str(place) or word.startswith(f"{place}/"):
+                    word = f"{name}{word[len(str(place)):]}".removeprefix("/")
+                    break
+            if word.startswith("TEXTS/data/general/essays/"):
+                word = "TEXTS/data/general/essays/*.txt"
+            if words[-1:] != [word]:
+                words.append(word)
+        return " ".join(["lca", *words])
 
     def haystacks(self):
         """Flags that name essays and held-out books."""
@@ -166,6 +183,8 @@ def main():
         if name not in PARTS:
             parser.error(f"there is no part {name}; there are {', '.join(PARTS)}")
     out = options.out or HERE / "results" / f"{options.arm}.json"
+    for name in ("texts", "adapters", "work"):
+        setattr(options, name, getattr(options, name).absolute())
     flags = [flag.format(adapters=options.adapters) for flag in arms[options.arm]["flags"]]
     measurement = Measurement(options, flags)
     result = json.loads(out.read_text()) if out.exists() else {"arm": options.arm, "seed": options.seed, "commands": {}}

@@ -73,7 +73,7 @@ STEPS = {
                           f"--length 4096 --part 0.18-0.295 --task-share 0.9 {PLANTED} --density 0.6 --seed 2"),
     "mixed-8192": mixture("mixed-8192", "packed", 18 * M,
                           f"--length 8192 --part 0.295-0.59 --task-share 0.9 {PLANTED} --density 0.6 --seed 3"),
-    "mixed-32768": mixture("mixed-32768", "packed", 14 * M,
+    "mixed-32768": mixture("mixed-32768", "packed", 22 * M,
                            f"--length 32768 --part 0.59-0.82 --task-share 1 {PLANTED} --density 0.4 --seed 6"),
     "mixed-settle": mixture("mixed-settle", "packed-settle", 16 * M,
                             f"--length 8192 --task-share 0.5 {PLANTED} --density 0.6 --seed 9"),

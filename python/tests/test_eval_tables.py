@@ -153,7 +153,9 @@ def test_a_measurement_keeps_a_number_a_sample(measure, tmp_path):
     assert result["needle"]["4096"]["1"] == {"depths": [0.0, 0.6875], "places": ["outside"], "hits": "01"}
     assert set(result["needle"]["8192"]) == {"1", "4"}
     assert result["everyday"] == {"tokens": [4, 5], "kl": [0.25, 0.5]}
-    assert result["commands"]["everyday"].startswith("lca eval everyday smollm2 --adapter ")
+    assert result["commands"]["everyday"] == (
+        "lca eval everyday smollm2 --adapter TEXTS/lca --prompts eval/prompts_everyday.txt --results "
+        "WORK/lca/everyday.jsonl --json --device auto")  # nothing of this machine
     other = measure("--seed", "7")
     assert other.returncode == 2 and "was measured with seed 42" in other.stderr
 

@@ -178,11 +178,13 @@ def _adapter_write(inner: Student, weights: dict[str, torch.Tensor], draft: path
     save_file({name: value.to(torch.bfloat16).contiguous() for name, value in found.items()}, path, {"format": "pt"})
     path.chmod(0o644)  # safetensors leaves it to its owner alone
     options = inner.model.peft_config["default"]
-    training, options.inference_mode = options.inference_mode, True
+    training, targets = options.inference_mode, options.target_modules
+    # peft keeps the names in a set: sorted, two runs of one recipe write the same file.
+    options.inference_mode, options.target_modules = True, sorted(targets)
     try:
         options.save_pretrained(draft)
     finally:
-        options.inference_mode = training
+        options.inference_mode, options.target_modules = training, targets
     (draft / "lca.json").write_text(json.dumps(inner.causal.config.lca, indent=1) + "\n", encoding="utf-8")
 
 
