@@ -69,8 +69,7 @@ constexpr FieldRule kRules[] = {
     {"chat.tools[].function", "name", kYes, "(required)", ""},
     {"chat.tools[].function", "description", kYes, "\"\"", ""},
     {"chat.tools[].function", "parameters", kYes, "(no arguments)", ""},
-    {"chat.tools[].function", "strict", kYes, "(false; enforced where tool_choice demands a call)",
-     ""},
+    {"chat.tools[].function", "strict", kYes, "(false)", ""},
     {"chat.response_format.json_schema", "name", kYes, "(required)", ""},
     {"chat.response_format.json_schema", "schema", kYes, "(required)", ""},
     {"chat.response_format.json_schema", "description", kSkip, "null", ""},
@@ -152,7 +151,7 @@ constexpr FieldRule kRules[] = {
     {"responses.tools[]", "name", kYes, "(required)", ""},
     {"responses.tools[]", "description", kYes, "\"\"", ""},
     {"responses.tools[]", "parameters", kYes, "(no arguments)", ""},
-    {"responses.tools[]", "strict", kYes, "(false; enforced where tool_choice demands a call)", ""},
+    {"responses.tools[]", "strict", kYes, "(false)", ""},
     {"responses.tools[]", "defer_loading", kNo, "false", "[false]"},
 
     // --- POST /v1/messages
@@ -189,7 +188,7 @@ constexpr FieldRule kRules[] = {
     {"messages.tools[]", "name", kYes, "(required)", ""},
     {"messages.tools[]", "description", kYes, "\"\"", ""},
     {"messages.tools[]", "input_schema", kYes, "(required)", ""},
-    {"messages.tools[]", "strict", kYes, "(false; enforced where tool_choice demands a call)", ""},
+    {"messages.tools[]", "strict", kYes, "(false)", ""},
     {"messages.tools[]", "allowed_callers", kNo, R"(["direct"])", R"([["direct"]])"},
     {"messages.tools[]", "cache_control", kSkip, "null", ""},
     {"messages.tools[]", "defer_loading", kNo, "false", "[false]"},

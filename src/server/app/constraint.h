@@ -3,6 +3,7 @@
 
 #include "server/grammar/grammar.h"
 #include "server/grammar/token_mask.h"
+#include "server/tools/tool_format.h"
 
 #include <lca/generate.h>
 #include <lca/tokenizer.h>
@@ -19,5 +20,13 @@ decltype(GenerateOptions::adjust) constraint_make(const Grammar& grammar, const 
                                                   const Tokenizer& tokenizer,
                                                   std::vector<std::int32_t> end_tokens,
                                                   std::int64_t prompt_tokens);
+
+/// The same for a reply that may be anything but whose calls, once one begins, are of `calls` to
+/// the end of the reply.
+decltype(GenerateOptions::adjust) calls_constraint_make(ToolFormat format, const Grammar& calls,
+                                                        const TokenMask& mask,
+                                                        const Tokenizer& tokenizer,
+                                                        std::vector<std::int32_t> end_tokens,
+                                                        std::int64_t prompt_tokens);
 
 }  // namespace lca::server

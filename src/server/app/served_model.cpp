@@ -23,7 +23,7 @@ bool message_has_tools(const Message& message) {
   return !message.calls.empty() || message.role == "tool";
 }
 
-/// Where a reply must be JSON or a call, what it may be.
+/// Where a reply must be JSON or a call, what it may be; else what its calls may be.
 Grammar job_grammar(const Job& job, ToolFormat format) {
   using Kind = OutputRule::Kind;
   switch (job.rule.kind) {
@@ -31,6 +31,8 @@ Grammar job_grammar(const Job& job, ToolFormat format) {
       return Grammar::json_object();
     case Kind::json_schema:
       return Grammar::from_schema(job.rule.schema);
+    case Kind::free:
+      return tool_grammar(tool_rule_offered(format, job.tools, job.parallel_calls));
     default:
       return tool_grammar(tool_rule(format, job.tools, job.rule, job.parallel_calls));
   }
@@ -70,6 +72,10 @@ Message reply_message(ToolFormat format, const Job& job, const std::string& text
   return message;
 }
 
+bool has_grammar(const Job& job) {
+  return job.rule.kind != OutputRule::Kind::free || tools_are_strict(job.tools);
+}
+
 bool ServedModel::reads_text() const { return !weights_are_random(*model_); }
 
 ServedModel::ServedModel(std::string name, std::shared_ptr<const Model> model, int threads,
@@ -94,6 +100,10 @@ ServedModel::ServedModel(std::string name, std::shared_ptr<const Model> model, i
   options.hooks.adjust = [this](const Job& job, int,
                                 std::int64_t prompt_tokens) -> decltype(GenerateOptions::adjust) {
     if (!job.grammar) return {};
+    if (job.rule.kind == OutputRule::Kind::free) {
+      return calls_constraint_make(tool_format(), *job.grammar, mask(), tokenizer_,
+                                   model_->end_tokens(), prompt_tokens);
+    }
     return constraint_make(*job.grammar, mask(), tokenizer_, model_->end_tokens(), prompt_tokens);
   };
   options.hooks.reply = [this](const Job& job, const std::string& text) {
@@ -128,13 +138,13 @@ void ServedModel::prepare(Job& job) const {
            name_);
   }
   if (!job.tools.empty() && tools_->reply_is_special()) job.generate.with_special = true;
-  if (job.rule.kind == OutputRule::Kind::free) return;
+  if (!has_grammar(job)) return;
   try {
     job.grammar = std::make_shared<const Grammar>(job_grammar(job, tool_format()));
   } catch (const Error& error) {
-    const bool tool = job.rule.kind == OutputRule::Kind::tool_required ||
-                      job.rule.kind == OutputRule::Kind::tool_named;
-    refuse(tool ? "tools" : "response_format", "{}", error.what());
+    const bool json = job.rule.kind == OutputRule::Kind::json_object ||
+                      job.rule.kind == OutputRule::Kind::json_schema;
+    refuse(json ? "response_format" : "tools", "{}", error.what());
   }
   job.ignore_end = false;  // what must end does
   mask();

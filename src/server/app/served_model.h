@@ -22,6 +22,9 @@ namespace lca::server {
 /// wanted.
 Message reply_message(ToolFormat format, const Job& job, const std::string& text);
 
+/// Whether a reply, or its calls, must be of a grammar: that is made beside the connections.
+bool has_grammar(const Job& job);
+
 class ServedModel {
  public:
   /// `options.hooks` are set here.

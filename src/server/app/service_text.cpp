@@ -163,7 +163,7 @@ asio::awaitable<void> Service::State::answer_text(HttpRequest& request, Response
   for (Job& job : asked.jobs) {
     job.body_bytes = bytes / asked.jobs.size();
     if (&chosen != model.get()) job.session.clear();  // sessions are the model's alone
-    slow = slow || job.rule.kind != OutputRule::Kind::free;
+    slow = slow || has_grammar(job);
   }
   // Before anything that costs. A schema that waits for its turn has its place in the queue.
   EngineHost::Admission admitted = chosen.host().admit(asked.jobs);

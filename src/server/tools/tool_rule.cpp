@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "core/text.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace lca::server {
@@ -10,6 +11,12 @@ namespace {
 
 /// A reply that must consist of calls would otherwise never have to end.
 constexpr std::uint32_t kCallsMost = 16;
+constexpr const char* kSeparator = "\n";
+
+/// Llama 3.1 was trained on single calls.
+std::uint32_t calls_most(ToolFormat format, bool is_parallel) {
+  return is_parallel && format == ToolFormat::qwen25 ? kCallsMost : 1;
+}
 
 /// The schema of a tool's arguments: always an object. Without a schema a tool takes none. Members
 /// that a list of properties does not name are left out, even where the schema tolerates them: a
@@ -34,13 +41,13 @@ Json arguments_schema(const ToolSpec& tool) {
   return schema;
 }
 
-ToolRule::Call call_rule(ToolFormat format, const ToolSpec& tool) {
+ToolRule::Call call_rule(ToolFormat format, const ToolSpec& tool, Json arguments) {
   const std::string name = Json(tool.name).dump();
   const bool is_qwens = format == ToolFormat::qwen25;
   return {.name = tool.name,
           .before = is_qwens ? "<tool_call>\n{\"name\": " + name + ", \"arguments\": "
                              : "{\"name\": " + name + ", \"parameters\": ",
-          .arguments = arguments_schema(tool),
+          .arguments = std::move(arguments),
           .after = is_qwens ? "}\n</tool_call>" : "}"};
 }
 
@@ -59,7 +66,8 @@ ToolRule tool_rule(ToolFormat format, std::span<const ToolSpec> tools, const Out
   }
   ToolRule made;
   for (const ToolSpec& tool : tools) {
-    if (!is_named || tool.name == rule.name) made.calls.push_back(call_rule(format, tool));
+    if (is_named && tool.name != rule.name) continue;
+    made.calls.push_back(call_rule(format, tool, arguments_schema(tool)));
   }
   if (made.calls.empty()) {
     if (is_named) {
@@ -67,10 +75,23 @@ ToolRule tool_rule(ToolFormat format, std::span<const ToolSpec> tools, const Out
     }
     fail_input("tool_choice demands a tool call and there are no tools");
   }
-  // Llama 3.1 was trained on single calls.
-  const bool is_many = is_parallel && !is_named && format == ToolFormat::qwen25;
-  made.separator = "\n";
-  made.most_calls = is_many ? kCallsMost : 1;
+  made.separator = kSeparator;
+  made.most_calls = is_named ? 1 : calls_most(format, is_parallel);
+  return made;
+}
+
+bool tools_are_strict(std::span<const ToolSpec> tools) {
+  return std::ranges::any_of(tools, &ToolSpec::strict);
+}
+
+ToolRule tool_rule_offered(ToolFormat format, std::span<const ToolSpec> tools, bool is_parallel) {
+  ToolRule made;
+  for (const ToolSpec& tool : tools) {
+    Json arguments = tool.strict ? arguments_schema(tool) : Json{{"type", "object"}};
+    made.calls.push_back(call_rule(format, tool, std::move(arguments)));
+  }
+  made.separator = kSeparator;
+  made.most_calls = calls_most(format, is_parallel);
   return made;
 }
 

@@ -30,5 +30,10 @@ struct ToolRule {
 /// follow it.
 ToolRule tool_rule(ToolFormat format, std::span<const ToolSpec> tools, const OutputRule& rule,
                    bool is_parallel);
+/// Whether calls must follow a schema that nobody demands: `strict` of any of the tools.
+bool tools_are_strict(std::span<const ToolSpec> tools);
+/// The rule of calls that a reply makes of its own accord: arguments of strict tools follow their
+/// schemas, those of the others are objects.
+ToolRule tool_rule_offered(ToolFormat format, std::span<const ToolSpec> tools, bool is_parallel);
 
 }  // namespace lca::server

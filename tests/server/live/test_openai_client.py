@@ -183,6 +183,17 @@ def test_a_named_tool_is_called_in_a_stream_and_its_result_is_taken(caller):
     assert after.usage.prompt_tokens > 100
 
 
+def test_a_strict_tool_is_refused_where_its_schema_cannot_be_enforced(caller):
+    def ask(strict):
+        return caller.chat.completions.create(model="m", messages=ASK, max_tokens=8, tools=[
+            {"type": "function", "function": {"name": "f", "strict": strict, "parameters": {
+                "type": "object", "properties": {"a": {"type": "string", "pattern": "^a+$"}}}}}])
+    with pytest.raises(openai.BadRequestError, match="tool f: .*pattern"):
+        ask(True)  # the model may call it, and nothing would hold it to the pattern
+    assert ask(False).usage.completion_tokens <= 8
+    assert caller.chat.completions.create(model="m", messages=ASK, max_tokens=8, tools=TOOLS).usage.completion_tokens
+
+
 def test_tools_without_a_template_for_them_are_refused(client):
     with pytest.raises(openai.BadRequestError, match="tool"):
         client.chat.completions.create(model="m", messages=ASK, tools=TOOLS)

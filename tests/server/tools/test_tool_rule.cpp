@@ -69,6 +69,19 @@ TEST(ToolRules, OfANamedToolHaveOneCallToIt) {
   EXPECT_EQ(tool_rule(ToolFormat::qwen25, std::vector{kPlain}, kRequired, false).most_calls, 1U);
 }
 
+TEST(ToolRules, OfOfferedToolsHoldStrictOnesAlone) {
+  ToolSpec strict = kWeather;
+  strict.strict = true;
+  const std::vector both = {kWeather, strict};
+  EXPECT_FALSE(tools_are_strict(std::vector{kPlain, kWeather}));
+  EXPECT_TRUE(tools_are_strict(both));
+  const ToolRule rule = tool_rule_offered(ToolFormat::qwen25, both, true);
+  EXPECT_EQ(rule.calls.at(0).arguments, Json({{"type", "object"}}));
+  EXPECT_TRUE(rule.calls.at(1).arguments.contains("properties"));
+  EXPECT_GT(rule.most_calls, 1U);
+  EXPECT_EQ(tool_rule_offered(ToolFormat::qwen25, both, false).most_calls, 1U);
+}
+
 TEST(ToolRules, MakeTheArgumentsAnObject) {
   const auto schema = [](const char* parameters) {
     ToolSpec tool = kPlain;
