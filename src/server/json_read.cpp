@@ -29,12 +29,12 @@ class JsonBuilder {
   }
 
   // What the parser calls; false ends it.
-  bool null() { return put(nullptr); }
-  bool boolean(bool given) { return put(given); }
-  bool number_integer(std::int64_t given) { return put(given); }
-  bool number_unsigned(std::uint64_t given) { return put(given); }
-  bool number_float(double given, const std::string& /*written*/) { return put(given); }
-  bool string(std::string& given) { return put(std::move(given)); }
+  bool null() { return add(nullptr); }
+  bool boolean(bool given) { return add(given); }
+  bool number_integer(std::int64_t given) { return add(given); }
+  bool number_unsigned(std::uint64_t given) { return add(given); }
+  bool number_float(double given, const std::string& /*written*/) { return add(given); }
+  bool string(std::string& given) { return add(std::move(given)); }
   bool binary(Json::binary_t& /*given*/) { return false; }  // not in JSON
   bool start_array(std::size_t /*count*/) { return open(false); }
   bool start_object(std::size_t /*count*/) { return open(true); }
@@ -110,11 +110,20 @@ class JsonBuilder {
     if (levels_.size() >= static_cast<std::size_t>(limits_.depth)) {
       return fail(fmt::format("is nested deeper than {} levels", limits_.depth));
     }
+    if (!count_value()) return false;
     levels_.push_back(
         {.is_object = is_object, .keys = keys_.size(), .parts = parts_.size(), .known = {}});
     return true;
   }
 
+  bool count_value() {
+    if (++values_ <= limits_.values) return true;
+    return fail(fmt::format("has more than {} values; send less at once", limits_.values));
+  }
+
+  bool add(Json part) { return count_value() && put(std::move(part)); }
+
+  /// A value that is whole becomes a part of what holds it.
   bool put(Json part) {
     const bool is_member = !levels_.empty() && levels_.back().is_object;
     if (is_member && levels_.back().parts + levels_.back().next < parts_.size()) {
@@ -126,6 +135,7 @@ class JsonBuilder {
   }
 
   std::size_t bytes_;
+  std::size_t values_ = 0;
   JsonLimits limits_;
   std::string fault_;
   std::vector<Level> levels_;

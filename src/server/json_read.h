@@ -10,14 +10,16 @@
 
 namespace lca::server {
 
-/// Deepest nesting of what clients write, and most keys of one object (looking up a key in a
-/// `Json` takes linear time).
+/// Deepest nesting of what clients write, most keys of one object (looking up a key in a `Json`
+/// takes linear time), and most values in all (one takes up to 50 bytes, and two in text).
 inline constexpr int kJsonDepth = 64;
 inline constexpr std::size_t kJsonKeys = 512;
+inline constexpr std::size_t kJsonValues = std::size_t{1} << 22;
 
 struct JsonLimits {
   int depth = kJsonDepth;
   std::size_t keys = kJsonKeys;
+  std::size_t values = kJsonValues;
   bool unique = true;  ///< a key that comes twice is a fault; else its last value counts
 };
 

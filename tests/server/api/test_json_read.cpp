@@ -115,5 +115,13 @@ TEST(JsonRead, ArgumentsAreObjectsWithinTheLimitsOfABody) {
   EXPECT_THAT(json_read_arguments("{\"a\":" + deep).fault, HasSubstr("deeper"));
 }
 
+TEST(JsonRead, RefusesMoreValuesThanMemoryShouldHold) {
+  const JsonLimits limits = {.values = 4};
+  EXPECT_EQ(json_read("[{}, [], 1]", limits).fault, "");
+  EXPECT_THAT(json_read("[{}, [], 1, null]", limits).fault,
+              HasSubstr("has more than 4 values; send less at once"));
+  EXPECT_THAT(json_read(list_of("{}", std::size_t{16} << 20)).fault, HasSubstr("4194304 values"));
+}
+
 }  // namespace
 }  // namespace lca::server::test
