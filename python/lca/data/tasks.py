@@ -221,17 +221,29 @@ class Maker:
             turn = Turn(question, reply, places["b"])
         return Task("", [plant for _, _, plants in made for plant in plants], [turn])
 
+    def _lines(self, keys: list[str], found: list[str], form: str, most: int, between: str = "\n") -> Task:
+        """Statements of one form, in blocks; some of them, at most `most`, asked for."""
+        count, blocks = len(keys), self._draw.randint(1, min(4, len(keys)))
+        lines = [fill(form, **self._fields(key, value))[0] for key, value in zip(keys, found)]
+        bounds = [0, *sorted(self._draw.sample(range(1, count), blocks - 1)), count]
+        chosen = self._draw.sample(range(count), self._draw.randint(1, min(most, count)))
+        plants = [Plant(between.join(lines[a:b]), depth, any(a <= i < b for i in chosen), block=True)
+                  for a, b, depth in zip(bounds, bounds[1:], _depths(self._draw, blocks))]
+        return Task("", plants, [self._ask(keys[i], found[i]) for i in chosen])
+
     def records(self) -> Task:
         """Blocks of lines that are alike; some of them asked for."""
         count = max(2, min(400, self._cap * self._draw.randint(3, 12)))
         keys, found = words.keys(self._draw, count), words.values(self._draw, count, self._kinds)
-        form, blocks = self._draw.choice(templates.RECORDS), self._draw.randint(1, min(4, count))
-        lines = [fill(form, **self._fields(key, value))[0] for key, value in zip(keys, found)]
-        bounds = [0, *sorted(self._draw.sample(range(1, count), blocks - 1)), count]
-        asked = self._draw.sample(range(count), self._draw.randint(1, min(max(4, self._cap // 2), self._cap, count)))
-        plants = [Plant("\n".join(lines[a:b]), depth, any(a <= i < b for i in asked), block=True)
-                  for a, b, depth in zip(bounds, bounds[1:], _depths(self._draw, blocks))]
-        return Task("", plants, [self._ask(keys[i], found[i]) for i in asked])
+        return self._lines(keys, found, self._draw.choice(templates.RECORDS), min(max(4, self._cap // 2), self._cap))
+
+    def crowd(self) -> Task:
+        """Sentences that differ in key and value alone, up to most of the row; some of them asked for."""
+        form = self._wording(templates.STATEMENTS, phrases.statement)
+        count = max(2, int(self._cap * FACT_SIZE * self._draw.uniform(0.2, 0.9) / (len(form) + 16)))
+        kind = self._draw.choices(list(self._kinds), list(self._kinds.values()))[0]
+        keys, found = words.keys(self._draw, count), words.values(self._draw, count, {kind: 1.0})
+        return self._lines(keys, found, form, max(4, self._cap // 3), self._draw.choice((" ", "\n")))
 
     def border(self) -> Task:
         """Facts whose values lie across a border of groups, all asked for."""
@@ -278,8 +290,8 @@ PARTS = {"facts": 4.0, "fact": 1.0, "distractors": 0.5, "values": 1.0, "reversed
 
 TASKS: dict[str, Callable[[Maker], Task]] = {
     "fact": Maker.fact, "facts": Maker.facts, "distractors": Maker.distractors, "values": Maker.values,
-    "reversed": Maker.reversed, "chain": Maker.chain, "records": Maker.records, "border": Maker.border,
-    "passage": Maker.passage, "recite": Maker.recite, "several": Maker.several,
+    "reversed": Maker.reversed, "chain": Maker.chain, "records": Maker.records, "crowd": Maker.crowd,
+    "border": Maker.border, "passage": Maker.passage, "recite": Maker.recite, "several": Maker.several,
 }
 
 
