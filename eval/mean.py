@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The mean of adapters, weight by weight: eval/mean.py OUT ADAPTER ADAPTER …
 
-It is an adapter of its own only where all have one beginning and the same settings: models/smollm2-lca is the mean of
-two endings of one run, in which text had other weights. Settings come from the first; the others' must be equal.
+It is an adapter of its own only where all have one beginning and the same settings, such as two endings of one run.
+Settings come from the first; the others' must be equal.
 """
 import json
 import pathlib
