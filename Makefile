@@ -48,7 +48,7 @@ model: ## fetch the small model that the name smollm2 stands for (94 MiB, once)
 	@scripts/model.py
 
 demo: build model ## read a long document with LCA and with dense attention, and answer a question
-	@$(LCA) demo --document assets/demo/lighthouse.txt --question "$$(head -n 1 assets/demo/questions.txt)"
+	@$(LCA) demo --document assets/demo/lighthouse.txt --document assets/demo/annexes.txt --question "$$(head -n 1 assets/demo/questions.txt)"
 
 plot: build ## LCA against dense attention on this machine over lengths: table and build/demo.svg
 	@$(LCA) demo attention --out build/demo.svg

@@ -8,6 +8,7 @@
 #include "model_flags.h"
 #include "reply.h"
 #include "terminal.h"
+#include "texts_flag.h"
 #include "trained_length.h"
 
 #include <lca/chat.h>
@@ -30,6 +31,7 @@ constexpr const char* kDemoExplanation =
     "Examples:\n"
     "  lca demo --document report.txt\n"
     "  lca demo --document report.txt --question \"What does it recommend?\"\n"
+    "  lca demo --document report.txt --document annexes.txt --question \"Who wrote it?\"\n"
     "  lca demo attention --max-length 8K";
 
 constexpr std::string_view kHonestly =
@@ -41,7 +43,8 @@ constexpr std::string_view kHonestly =
 struct DemoFlags {
   ModelFlags model;
   ReplyFlags reply;
-  TextFlag document, question;
+  TextsFlag documents;
+  TextFlag question;
 };
 
 struct Answer {
@@ -88,26 +91,32 @@ std::string table_text(const Reply& lca, const Reply& dense) {
   return table.text();
 }
 
-void print_heading(const ModelInfo& info, const DemoFlags& flags, std::int64_t prompt_tokens,
+void print_heading(const ModelInfo& info, const DemoFlags& flags,
+                   const std::vector<TextsFlag::Text>& documents, std::int64_t prompt_tokens,
                    int threads) {
+  std::string names;
+  for (const TextsFlag::Text& document : documents) {
+    names += (names.empty() ? "" : ", ") + path_printable(document.path);
+  }
   print(fmt::format(
       "{}: {} million parameters, {} layers, {} {} ({})\n{}: {} tokens with the question\n"
       "Question: {}\n\n",
       path_printable(std::filesystem::path(info.path).filename().native()),
       number_text(static_cast<double>(info.parameters) / 1e6), info.layers, threads,
-      threads == 1 ? "thread" : "threads", machine_name(), path_printable(flags.document.text),
-      prompt_tokens, text_printable(flags.question.text, 500)));
+      threads == 1 ? "thread" : "threads", machine_name(), names, prompt_tokens,
+      text_printable(flags.question.text, 500)));
 }
 
 void run(const DemoFlags& flags) {
   flags.model.check();
   flags.reply.read({});
-  if (!flags.document.given()) {
+  if (!flags.documents.given()) {
     fail_input("--document is missing; it takes a text file (make demo provides one)");
   }
-  const std::array message = {
-      ChatMessage{ChatMessage::Role::user,
-                  text_read("--document", flags.document.text) + "\n\n" + flags.question.text}};
+  const std::vector<TextsFlag::Text> documents = flags.documents.read();
+  std::string read;
+  for (const TextsFlag::Text& document : documents) read += document.text + "\n\n";
+  const std::array message = {ChatMessage{ChatMessage::Role::user, read + flags.question.text}};
   const std::shared_ptr<const Model> model = flags.model.load();
   const bool adapted = !model->info().adapter.empty();
   const std::shared_ptr<const Model> base = adapted ? flags.model.load_base() : model;
@@ -125,7 +134,7 @@ void run(const DemoFlags& flags) {
   ContextWarning(model->info(), dense.settings, "dense attention's answer may make no sense")
       .check(count);
 
-  print_heading(model->info(), flags, count, context.threads());
+  print_heading(model->info(), flags, documents, count, context.threads());
   const Answer a = answer(model, context, lca, prompt, generate, "LCA");
   const Answer b = answer(base, context, dense, prompt, generate,
                           adapted ? "Dense, without the adapter," : "Dense");
@@ -142,7 +151,9 @@ Command demo_command(CLI::App& parent) {
   CLI::App* app =
       parent.add_subcommand("demo", "LCA compared with dense attention on a long document");
   app->footer(kDemoExplanation);
-  flags->document.add(*app, "--document", "FILE", "the text to read; - reads standard input");
+  flags->documents.add(
+      *app, "--document", TextsFlag::Values::one,
+      "a text to read, or a folder of them; may be repeated; - reads standard input");
   flags->question.add(*app, "--question", "TEXT", "what to ask about it",
                       "What is this text about? Answer in three sentences.");
   flags->model.add_for_comparison(*app, "smollm2");

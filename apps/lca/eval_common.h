@@ -1,9 +1,10 @@
 #pragma once
-/// What the commands of `lca eval` share: texts, the fingerprint of a run, replies with progress.
+/// What the commands of `lca eval` share: the fingerprint of a run, replies with progress.
 
 #include "eval/results_file.h"
 #include "eval/runner.h"
 #include "model_flags.h"
+#include "texts_flag.h"
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -16,27 +17,6 @@
 #include <vector>
 
 namespace lca::cli {
-
-/// A flag that names files or folders of text, any number of them.
-class TextsFlag {
- public:
-  /// How many paths follow the flag each time it is given; with `several` a MODEL must stand before
-  /// it.
-  enum class Values { one, several };
-  void add(CLI::App& app, const std::string& name, Values values, const std::string& help);
-  bool given() const { return !paths_.empty(); }
-
-  struct Text {
-    std::string path, text;
-  };
-  /// All of them, in the order given; of a folder every file whose name ends in .txt or .md, by
-  /// name. Throws Error (bad input) for one that holds no text.
-  std::vector<Text> read() const;
-
- private:
-  std::string name_;
-  std::vector<std::string> paths_;
-};
 
 /// What a fingerprint of results begins with: the command, the model with its adapter, its settings
 /// and how it is computed with.

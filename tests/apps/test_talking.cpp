@@ -282,6 +282,14 @@ TEST_F(Talking, TheDemoShowsBothMethodsAndSaysWhatIsLost) {
     EXPECT_NE(finished.out.find(part), std::string::npos) << part << " is not in\n" << finished.out;
   }
   EXPECT_TRUE(program_run({"demo", "--model", model.path()}).failed_in_one_line(2));
+  const auto tokens = [&](const Words& more) {
+    Words all = {"demo", "--model", model.path(), "-n", "1"};
+    all.insert(all.end(), more.begin(), more.end());
+    const std::string out = program_run(all).out;
+    const std::size_t at = out.find(" tokens with the question");
+    return std::stoi(out.substr(out.rfind(' ', at - 1)));
+  };
+  EXPECT_GE(tokens({"--document", doc, "--document", doc}), tokens({"--document", doc}) + 300);
 }
 
 TEST_F(Talking, CtrlCTwiceEndsAtOnce) {
@@ -341,14 +349,15 @@ TEST(RealModel, AnswersAQuestion) {
 }
 
 TEST(RealModel, TheDemoFindsWhatWasCondensedLongAgo) {
-  if (kSanitized) GTEST_SKIP() << "reads 6,700 tokens twice; smaller tests run the same code";
+  if (kSanitized) GTEST_SKIP() << "reads 21,000 tokens twice; smaller tests run the same code";
   if (!smollm2_path()) GTEST_SKIP() << kNoTestData;
   ::setenv("LCA_HOME", smollm2_path()->parent_path().c_str(), 1);
   const std::string folder = std::string(LCA_SOURCE_DIR) + "/assets/demo/";
   const std::string questions = read_file(folder + "questions.txt");
   const std::string question = questions.substr(0, questions.find('\n'));
-  const Finished finished = program_run(
-      {"demo", "--document", folder + "lighthouse.txt", "--question", question, "-n", "32"});
+  const Finished finished =
+      program_run({"demo", "--document", folder + "lighthouse.txt", "--document",
+                   folder + "annexes.txt", "--question", question, "-n", "32"});
   ::unsetenv("LCA_HOME");
   ASSERT_EQ(finished.code, 0) << finished.err;
   const std::size_t second = finished.out.find("Dense, without the adapter, answers:");
