@@ -185,3 +185,18 @@ def test_needles_count_where_all_are_outside_the_window(measure, tmp_path, place
         assert wrong in done.stderr
     else:
         assert json.loads((tmp_path / "lca.json").read_text())["needle"]["8192"]["4"]["places"] == [place]
+
+
+def test_pictures_are_those_of_the_results(tmp_path):
+    subprocess.run([sys.executable, str(EVAL / "pictures.py"), str(EVAL / "results" / "development"), str(tmp_path)],
+                   check=True)
+    for name in ("needles.svg", "curves.svg"):
+        assert (tmp_path / name).read_text() == (EVAL.parent / "docs" / "images" / name).read_text(), name
+
+
+def test_depths_of_a_picture_are_counted_by_tenths():
+    pictures = eval_module("pictures")
+    cell = {"depths": [0.0, 0.0, 0.3, 0.3, 0.6, 0.6], "hits": "110100"}
+    assert pictures.by_depth({**cell, "depths": [i / 20 for i in range(20)], "hits": "1" * 15 + "0" * 5})[7:] == [
+        [1, 2], [0, 2], [0, 2]]
+    assert sum(count for _, count in pictures.by_depth(cell)) == 6
