@@ -7,7 +7,7 @@ collect.py's texts (FOLDER/data), windows.py's pieces (FOLDER/windows), packed t
 prompts (chat text, sampled on --device), and the mixtures that the recipe smollm2 names (FOLDER/mixed-1024 …), into
 which retrieval tasks are planted. A step that is done is not done again, so that the same command goes on after an
 interruption; --steps does some alone (texts: all until prompts are there; training: the others, of which replies want
-a GPU). --share makes X of the tokens, for trials.
+a GPU; more: mixtures of the recipe smollm2-more). --share makes X of the tokens, for trials.
 """
 import argparse
 import concurrent.futures
@@ -24,6 +24,9 @@ import processes  # noqa: E402
 
 TASKS = "several=8,fact=0.7,distractors=1.2,values=0.5,chain=0.3,passage=0.7,recite=2"
 PLANTED = f"--tasks {TASKS} --groups 4,8,16,32,64"
+#: For what follows a run of the recipe smollm2: rows of nothing but facts, too.
+HARDER = PLANTED.replace(TASKS, "several=6,crowd=2.5,records=1,fact=0.7,distractors=1.5,values=1,chain=0.3,passage=0.7,"
+                         "recite=1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +80,18 @@ STEPS = {
                            f"--length 32768 --part 0.59-0.82 --task-share 1 {PLANTED} --density 0.4 --seed 6"),
     "mixed-settle": mixture("mixed-settle", "packed-settle", 16 * M,
                             f"--length 8192 --task-share 0.5 {PLANTED} --density 0.6 --seed 9"),
+    "more-8192": mixture("more-8192", "packed-settle", 24 * M,
+                         f"--length 8192 --task-share 0.6 {HARDER} --density 0.6 --seed 10"),
+    "more-32768": mixture("more-32768", "packed", 12 * M,
+                          f"--length 32768 --part 0.82-0.91 --task-share 1 {HARDER} --density 0.4 --seed 11"),
+    "more-65536": mixture("more-65536", "packed", 12 * M,
+                          f"--length 65536 --part 0.91-1 --task-share 1 {HARDER} --density 0.3 --seed 12"),
     "heldout-1024": mixture("heldout-1024", "packed-heldout", 300_000, "--length 1024"),
     "heldout-8192": mixture("heldout-8192", "packed-heldout", M, "--length 8192"),
 }
 TEXTS = ("collect", "windows", "prompts", "packed-books", "packed-manuals", "packed-small", "packed-heldout", "packed")
-GROUPS = {"texts": TEXTS, "training": tuple(name for name in STEPS if name not in TEXTS)}
+MORE = ("more-8192", "more-32768", "more-65536")
+GROUPS = {"texts": TEXTS, "training": tuple(name for name in STEPS if name not in (*TEXTS, *MORE)), "more": MORE}
 
 
 class Preparation:
@@ -143,8 +153,8 @@ class Preparation:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--steps", nargs="+", choices=[*GROUPS, *STEPS], default=list(GROUPS), metavar="NAME",
-                        help=f"texts, training, {', '.join(STEPS)}")
+    parser.add_argument("--steps", nargs="+", choices=[*GROUPS, *STEPS], default=["texts", "training"], metavar="NAME",
+                        help=f"{', '.join([*GROUPS, *STEPS])} (texts and training)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="auto", help="samples the replies")
     parser.add_argument("--share", type=float, default=1.0)
