@@ -72,6 +72,7 @@ def test_an_adapter_is_a_peft_folder_in_bf16(folder, adapter):
     assert len(tensors) == 2 * 7 * 2 and {value.dtype for value in tensors.values()} == {torch.bfloat16}
     assert (adapter / "adapter_model.safetensors").stat().st_mode & 0o044 == 0o044
     config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["target_modules"] == sorted(config["target_modules"])  # the same file from every run
     assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (4, 8, 0.0)
     assert config["base_model_name_or_path"] == str(folder / "base") and config["inference_mode"]
 
