@@ -2,13 +2,13 @@
 """Does an adapter find what is said in other words than those it was trained on?
 
     eval/wordings.py OUT.json --text FOLDER [--adapter DIR] [--model smollm2] [--device cuda] [--length 4096]
-                     [--samples 24] [--only NAME,…] [--words ASSETS]
+                     [--samples 24] [--only NAME,…] [--words ASSETS] [--values number]
 
 One fact is planted into text at a depth where it is condensed when the reply begins, asked for with the reply's first
 words given; a hit is a greedy reply that contains the value. "training" has sentences of the training lists, "ruler"
 the one of RULER, the others are of neither. "passage" gives the first ten words of a sentence and counts how many of the
 next sixteen come back before the first wrong one. Keys are two plain words with a hyphen, out of --words (the lists of
-the package wonderwords) or a list of our own.
+the package wonderwords) or a list of our own. --values: number (7 digits), words (two), uuid, date, or code.
 """
 import argparse
 import json
@@ -16,6 +16,7 @@ import pathlib
 import random
 import sys
 import time
+import uuid
 
 OWN = ("copper lantern", "quiet orchard", "northern ferry", "broken clock", "paper kite", "third bell", "amber door",
        "winter train", "salt market", "green ledger", "stone kitchen", "early tram", "narrow bridge", "blue wagon")
@@ -44,6 +45,31 @@ WORDINGS = (
      "{k} reported a crew of"),
 )
 PASSAGE = "passage"
+MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+          "December")
+
+
+def _words(draw):
+    return f"{draw.choice(OWN).split()[0]} {draw.choice(OWN).split()[1]}"
+
+
+def _uuid(draw):
+    return str(uuid.UUID(int=draw.getrandbits(128), version=4))
+
+
+def _code(draw):
+    first, last = draw.choice("BDFGHKLMPRTVWX") + draw.choice("AEIOU"), draw.choice("QRSTUVWXYZ")
+    return f"{first}-{draw.randrange(100, 1000)}-{last}"
+
+
+#: What a fact may say, and the tokens of a reply that has room for it.
+VALUES = {
+    "number": (lambda draw: str(draw.randrange(1_000_000, 10_000_000)), 16),
+    "words": (_words, 16),
+    "uuid": (_uuid, 48),
+    "date": (lambda draw: f"{draw.randrange(1, 29)} {draw.choice(MONTHS)} {draw.randrange(1500, 2000)}", 16),
+    "code": (_code, 16),
+}
 
 
 class Prompts:
@@ -94,6 +120,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="some of the wordings")
     parser.add_argument("--words", type=pathlib.Path)
+    parser.add_argument("--values", choices=list(VALUES), default="number")
     options = parser.parse_args()
     import lca
     engine = lca.Engine(options.model, device=options.device, adapter=options.adapter)
@@ -106,6 +133,7 @@ def main():
                          ("adjectivelist.txt", "nounlist.txt"))
         draw = random.Random(options.seed)
         keys = [f"{draw.choice(first)}-{draw.choice(second)}" for _ in range(500)]
+    make_value, room = VALUES[options.values]
     prompts, told = Prompts(engine, texts, keys, options.length), []
     wanted = options.only.split(",") if options.only else [*(each[0] for each in WORDINGS), PASSAGE]
     for name in wanted:
@@ -115,12 +143,12 @@ def main():
                 made.append(prompts.passage(draw))
             else:
                 form = next(each for each in WORDINGS if each[0] == name)
-                value = str(draw.randrange(1_000_000, 10_000_000))
+                value = make_value(draw)
                 made.append((prompts.fact(draw, *form[1:], value), value))
         replies = []
         for at in range(0, len(made), options.batch):
             some = [prompt for prompt, _ in made[at:at + options.batch]]
-            replies += [each.text for each in engine.generate(some, max_tokens=40 if name == PASSAGE else 16,
+            replies += [each.text for each in engine.generate(some, max_tokens=40 if name == PASSAGE else room,
                                                               temperature=0)]
         if name == PASSAGE:
             right = []
@@ -134,7 +162,8 @@ def main():
                    "first_digit": sum(reply.strip()[:1] == value[0] for (_, value), reply in zip(made, replies))}
         told.append(row)
         print(json.dumps(row), f"{time.time() - began:.0f} s", flush=True)
-    options.out.write_text(json.dumps({"length": options.length, "seed": options.seed, "rows": told}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"length": options.length, "seed": options.seed, "values": options.values,
+                                       "rows": told}, indent=1) + "\n")
     return 0
 
 
