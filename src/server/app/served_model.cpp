@@ -100,11 +100,10 @@ ServedModel::ServedModel(std::string name, std::shared_ptr<const Model> model, i
   options.hooks.adjust = [this](const Job& job, int,
                                 std::int64_t prompt_tokens) -> decltype(GenerateOptions::adjust) {
     if (!job.grammar) return {};
-    if (job.rule.kind == OutputRule::Kind::free) {
-      return calls_constraint_make(tool_format(), *job.grammar, mask(), tokenizer_,
-                                   model_->end_tokens(), prompt_tokens);
-    }
-    return constraint_make(*job.grammar, mask(), tokenizer_, model_->end_tokens(), prompt_tokens);
+    std::optional<ToolWatch> calls;
+    if (job.rule.kind == OutputRule::Kind::free) calls.emplace(tool_format());
+    return constraint_make(*job.grammar, mask(), tokenizer_, model_->end_tokens(), prompt_tokens,
+                           calls);
   };
   options.hooks.reply = [this](const Job& job, const std::string& text) {
     return reply(job, text);

@@ -67,6 +67,18 @@ ToolFormat tool_format_detect(std::string_view chat_template) {
   return ToolFormat::none;
 }
 
+std::string_view tool_call_tag(ToolFormat format) {
+  switch (format) {
+    case ToolFormat::qwen25:
+      return qwen25::kCall;
+    case ToolFormat::llama31:
+      return llama31::kPython;
+    case ToolFormat::none:
+      break;
+  }
+  return {};
+}
+
 std::vector<std::string_view> tool_reply_marks(ToolFormat format) {
   switch (format) {
     case ToolFormat::qwen25:

@@ -18,6 +18,9 @@ enum class ToolFormat : std::uint8_t {
 /// `none`.
 ToolFormat tool_format_detect(std::string_view chat_template);
 
+/// What a call in the middle of a text begins with; empty: there are none.
+std::string_view tool_call_tag(ToolFormat format);
+
 /// Tokens of calls that `ToolReader` reads: they must be in the text of a reply.
 std::vector<std::string_view> tool_reply_marks(ToolFormat format);
 

@@ -28,9 +28,7 @@ ToolReader::ToolReader(ToolFormat format, std::vector<std::string> names, std::s
     : format_(names.empty() ? ToolFormat::none : format),
       names_(std::move(names)),
       id_prefix_(std::move(id_prefix)),
-      tag_(format_ == ToolFormat::qwen25    ? qwen25::kCall
-           : format_ == ToolFormat::llama31 ? llama31::kPython
-                                            : std::string_view()),
+      tag_(tool_call_tag(format_)),
       state_(format_ == ToolFormat::llama31 ? State::start : State::text) {}
 
 std::vector<ReplyPart> ToolReader::push(std::string_view piece) {

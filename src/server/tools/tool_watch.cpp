@@ -3,9 +3,7 @@
 namespace lca::server {
 
 ToolWatch::ToolWatch(ToolFormat format)
-    : tag_(format == ToolFormat::qwen25    ? qwen25::kCall
-           : format == ToolFormat::llama31 ? llama31::kPython
-                                           : std::string_view()),
+    : tag_(tool_call_tag(format)),
       is_start_(format == ToolFormat::llama31),
       is_tag_written_(format == ToolFormat::qwen25) {}
 

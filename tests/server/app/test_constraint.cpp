@@ -30,7 +30,7 @@ std::string written(ToolFormat format, bool strict, std::string_view wish, unsig
   const Tokenizer tokenizer = Tokenizer::open(LCA_SOURCE_DIR "/tests/golden/tokenizers/qwen2.json");
   const TokenMask mask(tokenizer);
   const Grammar calls = tool_grammar(tool_rule_offered(format, tools(strict), false));
-  auto adjust = calls_constraint_make(format, calls, mask, tokenizer, {kEnd}, 0);
+  auto adjust = constraint_make(calls, mask, tokenizer, {kEnd}, 0, ToolWatch(format));
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> uniform(0.0F, 1.0F);
   std::vector<std::int32_t> tokens;
@@ -110,7 +110,7 @@ TEST(CallsConstraint, ReadsAgainAfterAStepIsUndone) {
   const Tokenizer tokenizer = Tokenizer::open(LCA_SOURCE_DIR "/tests/golden/tokenizers/qwen2.json");
   const TokenMask mask(tokenizer);
   const Grammar calls = tool_grammar(tool_rule_offered(ToolFormat::qwen25, tools(true), false));
-  auto adjust = calls_constraint_make(ToolFormat::qwen25, calls, mask, tokenizer, {kEnd}, 0);
+  auto adjust = constraint_make(calls, mask, tokenizer, {kEnd}, 0, ToolWatch(ToolFormat::qwen25));
   std::vector<std::int32_t> tokens = tokenizer.encode("a <tool_call>");
   std::vector<float> logits(static_cast<std::size_t>(tokenizer.size()), 0.0F);
   adjust(tokens, logits);
