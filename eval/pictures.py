@@ -10,6 +10,9 @@ import pathlib
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "scripts"))
+from svg import line, text  # noqa: E402
+
 CELL, ROW, LEFT, HEAD, GAP, BINS = 38, 24, 52, 84, 34, 10
 STYLE = """<style>
 text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #57606a; }
@@ -30,14 +33,11 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 """
 
 
-def text(x, y, kind, words, anchor="start"):
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{html.escape(words)}</text>\n'
-
-
 def page(width, height, title, below, body):
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
             f'role="img" aria-label="{html.escape(title)}">\n{STYLE}'
-            f'<rect class="page" width="{width}" height="{height}"/>\n' + text(16, 28, "title", title) + text(16, 48, "", below) + body + "</svg>\n")
+            f'<rect class="page" width="{width}" height="{height}"/>\n' + text(16, 28, "title", title)
+            + text(16, 48, "", below) + body + "</svg>\n")
 
 
 def by_depth(cell):
@@ -104,7 +104,7 @@ def curves_svg(curves, titles):
             return left + wide * tokens / most, top + high * (1 - (min(max(value, low), up) - low) / (up - low))
         for tick in ticks:
             _, y = place(0, tick)
-            body += f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{left + wide}" y2="{y:.1f}"/>\n'
+            body += line(left, y, left + wide, y)
             body += text(left - 8, y + 4, "", f"{tick:g}", "end")
         for million in range(0, most // 1_000_000 + 1, 20):
             x, _ = place(million * 1e6, low)

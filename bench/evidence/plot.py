@@ -9,6 +9,9 @@ import math
 import pathlib
 import sys
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+from svg import line, text  # noqa: E402
+
 # All in pixels.
 PANEL, HEIGHT, LEFT, RIGHT = 400, 330, 52, 22
 HEADER, FOOTER, TOP, BOTTOM = 82, 30, 46, 46
@@ -41,15 +44,6 @@ text.entry, text.free, text.dense, text.token, text.window { font-weight: 600; }
 }
 </style>
 """
-
-
-def text(x, y, kind, words, anchor="start"):
-    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">'
-            f"{html.escape(words)}</text>\n")
-
-
-def line(x1, y1, x2, y2, kind="grid"):
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>\n'
 
 
 class Axis:

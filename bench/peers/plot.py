@@ -3,10 +3,12 @@
 
     bench/peers/plot.py REPORT.json OUT.svg
 """
-import html
 import json
 import pathlib
 import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+from svg import text  # noqa: E402
 
 # All in pixels.
 WIDTH, LEFT, RIGHT = 800, 148, 170
@@ -26,11 +28,6 @@ text.lca, text.peer { font-weight: 600; }
 }
 </style>
 """
-
-
-def text(x, y, kind, words, anchor="start"):
-    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">'
-            f"{html.escape(words)}</text>\n")
 
 
 def speed_text(speed):

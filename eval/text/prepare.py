@@ -22,11 +22,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 import processes  # noqa: E402
 
-TASKS = "several=8,fact=0.7,distractors=1.2,values=0.5,chain=0.3,passage=0.7,recite=2"
-PLANTED = f"--tasks {TASKS} --groups 4,8,16,32,64"
+GROUP_SIZES = "--groups 4,8,16,32,64"
+PLANTED = f"--tasks several=8,fact=0.7,distractors=1.2,values=0.5,chain=0.3,passage=0.7,recite=2 {GROUP_SIZES}"
 #: For what follows a run of the recipe smollm2: rows of nothing but facts, too, and more values that are no numbers.
-HARDER = PLANTED.replace(TASKS, "several=6,crowd=2.5,records=1,fact=0.7,distractors=1.5,values=1,chain=0.3,passage=0.7,"
-                         "recite=1") + " --values number=0.3,word=0.3,uuid=0.2,other=0.2"
+HARDER = ("--tasks several=6,crowd=2.5,records=1,fact=0.7,distractors=1.5,values=1,chain=0.3,passage=0.7,recite=1 "
+          f"{GROUP_SIZES} --values number=0.3,word=0.3,uuid=0.2,other=0.2")
 
 
 @dataclasses.dataclass(frozen=True)
